@@ -1,0 +1,153 @@
+"""The command line: invoke, with the exit codes and the grouped list of verbs of this artifact.
+
+Promise: a foreseen failure in a verb (toolchain.errors) is one `error: ...` on standard error and
+its exit code, wrong usage is one line and exit code 2, an interrupt is exit code 130; none shows a
+traceback.  This holds for ./inv and for a plain `invoke` inside the environment.  Without a verb,
+and with --list, the verbs are shown in their groups.
+Limit: a plain `invoke` learns of this module only when it loads tasks.py; options of invoke itself
+that are wrong before that (a missing value of --config) still end with its own exit code 1.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import invoke
+import invoke.main
+import invoke.program
+import invoke.tasks
+from invoke.exceptions import Exit, ParseError
+from invoke.tasks import Task
+from invoke.util import helpline
+
+from toolchain.command import Cancelled
+from toolchain.errors import ArtifactError, UsageError
+
+Body = TypeVar("Body", bound=Callable[..., object])
+
+_REPO = Path(__file__).resolve().parents[1]
+_INTERRUPTED = 130
+_OTHER_GROUP = "Other"
+_INV = "./inv"
+_LIST_FORMATS = ("flat", "nested", "json")
+
+
+def task(*, group: str, **options: Any) -> Callable[[Body], "Task[Body]"]:
+    """invoke.task with the heading under which --list shows the verb.
+
+    The groups are shown in the order in which tasks.py first names them, the verbs of a group in
+    the order of their definition.  `options` are those of invoke.task (help, name, optional, ...).
+    """
+
+    def decorate(body: Body) -> "Task[Body]":
+        made: Task[Body] = invoke.tasks.task(**options)(body)
+        made.group = group  # type: ignore[attr-defined]
+        return made
+
+    return decorate
+
+
+@contextmanager
+def _verb_failures() -> Iterator[None]:
+    """Turn foreseen failures into invoke's Exit, which prints its message and ends."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise Exit(f"error: {error}", code=error.exit_code) from error
+    except (KeyboardInterrupt, Cancelled) as error:
+        raise Exit("interrupted", code=_INTERRUPTED) from error
+
+
+@contextmanager
+def _usage_failures() -> Iterator[None]:
+    """The same before a verb runs, where all that invoke complains about is wrong usage."""
+    try:
+        with _verb_failures():
+            yield
+    except ParseError as error:
+        raise _usage(str(error)) from error
+    except Exit as error:
+        # Exit without a message is a normal end (--list, --help); code 1 is invoke's own.
+        raise _usage(error.message) if error.message and error.code == 1 else error from error
+
+
+def _usage(message: str) -> Exit:
+    advice = "./inv --list shows the verbs, ./inv --help VERB the options of one"
+    return Exit(f"error: usage: {message} ({advice})", code=UsageError.exit_code)
+
+
+class Program(invoke.program.Program):
+    """invoke's program, each of its stages with our exit codes."""
+
+    def create_config(self) -> None:
+        super().create_config()
+        if self.binary == _INV:
+            # ./inv is about its own checkout, whatever the working directory is.
+            self.config.tasks.search_root = str(_REPO)
+
+    def parse_core(self, argv: list[str] | None) -> None:
+        with _usage_failures():
+            super().parse_core(argv)
+            if self.args.help.value is True:  # no verb named: invoke would explain only itself
+                self.args.help.value = None
+                self.args.list.value = True
+
+    def parse_collection(self) -> None:
+        with _usage_failures():
+            super().parse_collection()
+
+    def parse_tasks(self) -> None:
+        with _usage_failures():
+            try:
+                super().parse_tasks()
+            except ValueError as error:  # int() of what was given to an option
+                raise ParseError(f"an option takes a whole number: {error}") from error
+
+    def parse_cleanup(self) -> None:
+        with _usage_failures():
+            super().parse_cleanup()
+
+    def execute(self) -> None:
+        with _verb_failures():
+            super().execute()
+
+    def list_tasks(self) -> None:
+        if self.list_format not in _LIST_FORMATS:
+            expected = ", ".join(_LIST_FORMATS)
+            raise ParseError(f"--list-format: got {self.list_format!r}, expected {expected}")
+        super().list_tasks()
+
+    def no_tasks_given(self) -> None:
+        self.list_tasks()
+        raise Exit
+
+    def list_flat(self) -> None:
+        groups: dict[str, list[tuple[str, str | None]]] = {}
+        verbs = self.scoped_collection.tasks
+        for name, verb in sorted(verbs.items(), key=lambda item: _defined_at(item[1])):
+            group = getattr(verb, "group", _OTHER_GROUP)
+            groups.setdefault(group, []).append((name, helpline(verb)))
+        width = max((len(name) for name in verbs), default=0)
+        print(f"Usage: {self.binary} VERB [--options]\n")
+        for group, pairs in groups.items():
+            print(f"{group}:")
+            self.print_columns([(name.ljust(width), text) for name, text in pairs])
+        print(f"{self.binary} --help VERB explains a verb and its options.")
+
+
+def _defined_at(verb: "Task[Callable[..., object]]") -> int:
+    return verb.body.__code__.co_firstlineno
+
+
+def main(arguments: list[str]) -> None:
+    """Run the verbs in `arguments` as ./inv does; ends with sys.exit()."""
+    program = Program(name="bananaOS", binary=_INV, version=f"with invoke {invoke.__version__}")
+    program.run([_INV, *arguments])
+    sys.exit(0)
+
+
+# A plain `invoke` has its Program running already when tasks.py imports this module; giving that
+# one object our class is what makes both ways of calling behave the same from here on.
+invoke.main.program.__class__ = Program

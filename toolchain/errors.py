@@ -1,0 +1,37 @@
+"""The ways a verb may fail, each with its documented exit code.
+
+Promise: whatever goes wrong for a reason outside this code is raised as one of these, and str() of
+it is the single line a person needs: what, got, expected, and what to do next.  tasks.py prints
+that line and exits with the code; there is no traceback.
+Limit: a traceback that does reach the terminal is a bug of this package, not bad input.
+"""
+
+
+class ArtifactError(Exception):
+    """Base of all foreseen failures; never raised itself."""
+
+    exit_code = 1
+
+
+class Differs(ArtifactError):
+    """Something differs from what this artifact expects: a byte, a verdict (exit code 1)."""
+
+    exit_code = 1
+
+
+class UsageError(ArtifactError):
+    """The command line or a configuration value is not of the documented form (exit code 2)."""
+
+    exit_code = 2
+
+
+class EnvironmentUnfit(ArtifactError):
+    """The host lacks something: a namespace, a mirror, disk space, a program (exit code 3)."""
+
+    exit_code = 3
+
+
+class InvalidData(ArtifactError):
+    """Data is broken: a hash, a schema, a truncated file, an invalid run (exit code 4)."""
+
+    exit_code = 4
