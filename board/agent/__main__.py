@@ -1,0 +1,173 @@
+"""Run one cell on the board it is started on: python -m board.agent --help.
+
+Promise: whatever happens, agent.json names it; the server is stopped before the results are
+written, and everything but the load itself is done outside the measured window.
+Limit: needs /proc and a llama-server for this machine; it changes nothing on the board.  Exit code
+0 for a valid run, 4 for an invalid one (the files are written all the same), 2 for bad arguments.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from board.agent import system
+from board.agent.load_config import LoadConfig
+from board.agent.loadgen import run_load
+from board.agent.server import Server, running
+from board.agent.vector import vlen_bits_used_by
+
+INVALID = 4
+NOTICE_S = 5.0
+"""How long the load may take to notice that its server is gone."""
+DISABLED = "disabled"
+
+# Lines of the kernel's log at warning level or worse that say nothing about the run.
+EXPECTED_KERNEL_WARNINGS = ("sched_ext: ",)
+
+
+def main() -> int:
+    """Run the cell and return the exit code."""
+    options = _options()
+    cell = json.loads(options.cell.read_text())
+    options.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {
+        "schema_version": "1",
+        "platform": system.describe(),
+        "scheduler": {"before": system.scheduler_state(), "after": None},
+        "invalid_reasons": [],
+    }
+    platform, reasons = report["platform"], report["invalid_reasons"]
+    platform |= {"server": None, "kernel_warnings": []}
+    missing = system.missing_extensions(platform["isa"]) if cell["machine"] is not None else []
+    if missing:
+        platform["missing_extensions"] = missing
+        reasons.append("isa-missing")
+    else:
+        log_start_us = _last_log_us()
+        _measure(options, cell, report)
+        report["scheduler"]["after"] = system.scheduler_state()
+        if report["scheduler"]["after"] != report["scheduler"]["before"]:
+            reasons.append("scheduler-changed")
+        if report["scheduler"]["after"]["state"] not in (DISABLED, None):
+            reasons.append("scheduler-active")
+        platform["kernel_warnings"] = _kernel_warnings(log_start_us)
+        if platform["kernel_warnings"]:
+            reasons.append("kernel-warning")
+    _write(options.out / "agent.json", report)
+    lines = [f"<{level}>[{us / 1e6:12.6f}] {line}" for level, us, line in system.kernel_log()]
+    (options.out / "dmesg.log").write_text("\n".join(lines) + "\n")
+    return INVALID if reasons else 0
+
+
+def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str, Any]) -> None:
+    """Start the server, put the load on it, stop it; fills the report and writes loadgen.json."""
+    platform, reasons = report["platform"], report["invalid_reasons"]
+    config = LoadConfig(
+        url=f"http://127.0.0.1:{options.port}",
+        concurrency=cell["concurrency"],
+        **cell["load"],
+    )
+    flags = cell["server"]["flags"]
+    with running(
+        options.server, options.model, flags, options.port, options.out / "server.log"
+    ) as server:
+        before = system.threads(server.pid)
+        result = asyncio.run(_load_while_alive(config, server))
+        after = system.threads(server.pid) if server.exit_code is None else []
+        platform["server"] = _describe(server, before, after)
+        if server.exit_code is not None:
+            reasons.append("server-died")
+    platform["server"]["exit_code"] = server.exit_code
+    if server.exit_code != 0 and "server-died" not in reasons:
+        reasons.append("server-exit-code")
+    if "server-died" not in reasons and not platform["server"]["vector_threads"]:
+        reasons.append("vector-unused")
+    if result is None:
+        print(f"agent: llama-server ended with {server.exit_code}:", file=sys.stderr)
+        print(_tail(options.out / "server.log"), file=sys.stderr)
+        return
+    _write(options.out / "loadgen.json", result)
+    if not result["valid"]:
+        # loadgen.json names its own reasons; the exit code must tell all the same.
+        print(f"agent: load invalid: {', '.join(result['invalid_reasons'])}", file=sys.stderr)
+
+
+async def _load_while_alive(config: LoadConfig, server: Server) -> dict[str, Any] | None:
+    """Run the load; None when the server died and the load did not notice by itself.
+
+    Without this, a server that cannot load its model would be waited for until the time limit.
+    """
+    load = asyncio.create_task(run_load(config))
+    died = asyncio.create_task(asyncio.to_thread(server.process.wait))
+    await asyncio.wait({load, died}, return_when=asyncio.FIRST_COMPLETED)
+    if not load.done():
+        # Requests in flight fail at once when their connections break; readiness is polled.
+        await asyncio.wait({load}, timeout=NOTICE_S)
+    if load.done():
+        return load.result()
+    load.cancel()
+    await asyncio.gather(load, return_exceptions=True)
+    return None
+
+
+def _tail(path: Path, lines: int = 10) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _describe(
+    server: Server, before: list[dict[str, Any]], after: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the kernel knows of the server at the window's end, thread by thread."""
+    widths = {row["tid"]: vlen_bits_used_by(row["tid"]) for row in after}
+    used = {width for width in widths.values() if width}
+    return {
+        "argv": server.argv,
+        "pid": server.pid,
+        "exit_code": None,
+        "threads_before": before,
+        "threads_after": [row | {"vlen_bits": widths[row["tid"]]} for row in after],
+        "vector_threads": sum(1 for width in widths.values() if width),
+        "vlen_bits": used.pop() if len(used) == 1 else None,
+    }
+
+
+def _last_log_us() -> int:
+    entries = system.kernel_log()
+    return entries[-1][1] if entries else 0
+
+
+def _kernel_warnings(since_us: int) -> list[str]:
+    """Warnings and worse that the kernel logged since, but for the expected ones."""
+    return [
+        line
+        for level, us, line in system.kernel_log()
+        if us > since_us and level <= 4 and not line.startswith(EXPECTED_KERNEL_WARNINGS)
+    ]
+
+
+def _write(path: Path, document: Any) -> None:
+    """Write a JSON file whole or not at all; NaN and infinity are refused."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(document, allow_nan=False, indent=1, sort_keys=True) + "\n")
+    temporary.replace(path)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m board.agent",
+        description="Run one cell against a llama-server started for it; write its results.",
+        epilog="Exit codes: 0 valid run, 4 invalid run (files are written all the same), 2 usage.",
+    )
+    parser.add_argument("--cell", type=Path, required=True, help="the cell, a JSON file")
+    parser.add_argument("--server", type=Path, required=True, help="llama-server for this machine")
+    parser.add_argument("--model", type=Path, required=True, help="the cell's model, a GGUF file")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--port", type=int, default=8080, help="loopback port (default 8080)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""What the board says of itself: /proc and /sys, read and put into JSON values.
+
+Promise: reads only; a file that is not there is None, never a guess.
+Limit: RISC-V Linux names; on another architecture the vector fields are None.
+"""
+
+import os
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+REQUIRED_EXTENSIONS = ("v", "zfh", "zvfh", "zba", "zbb", "zbs")
+"""What llama-server was compiled for (llama.cpp/riscv64.cmake); without one it dies of SIGILL."""
+
+_SCHED_EXT = Path("/sys/kernel/sched_ext")
+
+
+def text(path: Path | str) -> str | None:
+    """Return a small file's text without surrounding white space, or None."""
+    try:
+        return Path(path).read_text(errors="replace").strip("\0 \n")
+    except OSError:
+        return None
+
+
+def isa() -> str | None:
+    """Return the ISA string of the first hart, such as rv64imafdcv_zicntr_zfh."""
+    match = re.search(r"^isa\s*:\s*(\S+)$", text("/proc/cpuinfo") or "", re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def missing_extensions(isa_string: str | None) -> list[str]:
+    """Return which REQUIRED_EXTENSIONS an ISA string lacks (single letters follow rv64)."""
+    if isa_string is None:
+        return list(REQUIRED_EXTENSIONS)
+    base, *multi = isa_string.removeprefix("rv64").split("_")
+    have = {*base, *multi}
+    return [name for name in REQUIRED_EXTENSIONS if name not in have]
+
+
+def describe() -> dict[str, Any]:
+    """Return kernel, harts, memory and interpreter of this board."""
+    memory = re.search(r"^MemTotal:\s*(\d+) kB$", text("/proc/meminfo") or "", re.MULTILINE)
+    return {
+        "kernel_release": platform.release(),
+        "kernel_version": platform.version(),
+        "kernel_command_line": text("/proc/cmdline"),
+        "architecture": platform.machine(),
+        "isa": isa(),
+        "harts": os.cpu_count(),
+        "memory_kib": int(memory.group(1)) if memory else None,
+        "governor": text("/sys/devices/system/cpu/cpufreq/policy0/scaling_governor"),
+        "python": platform.python_version(),
+        "boot_s": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
+    }
+
+
+def scheduler_state() -> dict[str, Any]:
+    """Return the user-visible truth about sched_ext: state, loaded scheduler, how often enabled."""
+    sequence = text(_SCHED_EXT / "enable_seq")
+    return {
+        "state": text(_SCHED_EXT / "state"),
+        "ops": text(_SCHED_EXT / "root/ops"),
+        "enable_seq": int(sequence) if sequence else None,
+    }
+
+
+def threads(pid: int) -> list[dict[str, Any]]:
+    """Return a row per thread of a process: name, policy, CPU time, context switches.
+
+    Times in ns from schedstat; counts since the thread was made.
+    """
+    rows = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name)):
+        status = dict(
+            line.split(":\t", 1)
+            for line in (text(task / "status") or "").splitlines()
+            if ":\t" in line
+        )
+        run_ns, wait_ns, _ = (int(word) for word in (text(task / "schedstat") or "0 0 0").split())
+        rows.append(
+            {
+                "tid": int(task.name),
+                "name": status.get("Name"),
+                "policy": os.sched_getscheduler(int(task.name)),
+                "run_ns": run_ns,
+                "wait_ns": wait_ns,
+                "voluntary_switches": int(status.get("voluntary_ctxt_switches", 0)),
+                "involuntary_switches": int(status.get("nonvoluntary_ctxt_switches", 0)),
+            }
+        )
+    return rows
+
+
+def kernel_log() -> list[tuple[int, int, str]]:
+    """Return the kernel's log as (level, microseconds since boot, message), oldest first."""
+    entries: list[tuple[int, int, str]] = []
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    with os.fdopen(handle, "rb", buffering=0):
+        while True:
+            try:
+                record = os.read(handle, 8192).decode(errors="replace")
+            except BlockingIOError:
+                return entries
+            except BrokenPipeError:
+                continue  # overwritten while we read: the next read goes on after the gap
+            head, _, message = record.partition(";")
+            priority, _, micros, *_ = head.split(",")
+            entries.append((int(priority) & 7, int(micros), message.split("\n", 1)[0]))

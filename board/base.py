@@ -1,0 +1,86 @@
+"""What a board is to the runner, and how one is found by name.
+
+Promise: the runner knows boards only through the Protocol here.
+Limit: boards.toml says which names there are; each board's own module says how it works.
+"""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import schemas
+from toolchain.errors import UsageError
+from toolchain.paths import REPO
+
+BOARDS = REPO / "board" / "boards.toml"
+
+
+class RunFailed(Exception):
+    """A cell could not be run to its end; the run is kept, as invalid, with this reason.
+
+    reason: guest-panic, guest-oops, guest-rcu-stall, guest-oom, guest-timeout, qemu-killed,
+        no-results or agent-failed.
+    detail: what was seen, the console's last lines included.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class Board(Protocol):
+    """A machine, real or virtual, that runs cells."""
+
+    name: str
+    platform: str
+    """virtual, container-x86 or board: what its numbers may be compared with."""
+
+    def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
+        """The cell's `machine`, or None for a real board; overrides, e.g. {"vlen_bits": 512}."""
+
+    def prepare(self, model: str) -> dict[str, str]:
+        """Build or fetch everything a run with `model` needs; returns the cell's `inputs`.
+
+        May take half an hour the first time.
+        """
+
+    def calibration(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
+        """How parallel the cell's machine is (calibration.schema.json), or None for a real board.
+
+        Cached by content; may take minutes the first time.
+        """
+
+    def run(
+        self,
+        cell: Mapping[str, Any],
+        directory: Path,
+        *,
+        deadline_s: float,
+        cancel: threading.Event,
+    ) -> dict[str, Any]:
+        """Run the cell and fill `directory` with its raw files.
+
+        Those are agent.json, loadgen.json, and logs.  Returns the facts about the host that go into
+        the record's environment: host_cpu_s and host_wall_s, in seconds.  Called from several
+        threads at once.  Raises RunFailed (the run is kept as invalid) and
+        toolchain.command.Cancelled once `cancel` is set (the run is void).
+        """
+
+
+def board_names() -> Mapping[str, Mapping[str, str]]:
+    """Name to title and platform of every board, from boards.toml."""
+    boards: Mapping[str, Mapping[str, str]] = schemas.read_toml(BOARDS, "boards")["boards"]
+    return boards
+
+
+def get_board(name: str) -> Board:
+    """The board called `name`; raises UsageError naming those there are."""
+    known = board_names()
+    if name not in known:
+        raise UsageError(f"--board {name}: no such board; known: {', '.join(sorted(known))}")
+    # Imported late: a board's module needs more than a person who asks for --help has.
+    from board.virtual.board import VirtualBoard
+
+    return VirtualBoard()

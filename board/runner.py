@@ -1,0 +1,191 @@
+"""Running cells: one for `./inv run`, those of experiments for `./inv reproduce`.
+
+Promise: a reproduction does only what has no valid run yet, tells what that costs before it starts,
+and stops at once and in order when it is interrupted or cannot go on; runs that are kept are never
+touched again.
+Limit: one results folder takes one reproduction at a time.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from analysis.collect import collect
+from analysis.table import Expectation, print_table
+from board.base import Board
+from board.cell import Definitions, Overrides, Plan, plan_experiments, plan_run
+from board.cost import Costs
+from board.execute import Outcome, execute
+from board.progress import Progress
+from board.results import Results
+from schemas.record import RECORD
+from toolchain.command import Cancelled
+from toolchain.errors import Differs, InvalidData, UsageError
+from toolchain.say import say
+
+_INTERRUPTED = 130
+
+
+def run_one(
+    board: Board,
+    overrides: Overrides,
+    results_dir: Path,
+    *,
+    definitions: Definitions | None = None,
+) -> Path:
+    """Run one cell; prints the run's folder as the last line of standard output and returns it.
+
+    Raises UsageError, EnvironmentUnfit, KeyboardInterrupt (the run is void), and InvalidData when
+    the run is invalid; its folder is printed all the same.
+    """
+    results = _open(results_dir)
+    plan = plan_run(definitions or Definitions.read(), overrides, board)
+    costs = Costs(results.records.values())
+    results.require_space(costs.mib(plan))
+    say(f"{plan.what} on board {board.name}: {costs.in_words([plan], 1)}")
+    with Progress(1, 1, {plan.hash: costs.cpu_s(plan)}) as progress:
+        [outcome] = _execute_all(board, [plan], results, progress, jobs=1)
+    print(outcome.directory, flush=True)
+    if outcome.reasons:
+        raise InvalidData(
+            f"the run is invalid: {', '.join(outcome.reasons)}; it is kept in {outcome.directory}"
+        )
+    return outcome.directory
+
+
+def reproduce(
+    experiments: Sequence[str],
+    board: Board,
+    results_dir: Path,
+    jobs: int | None,
+    full: bool,
+    *,
+    definitions: Definitions | None = None,
+) -> int:
+    """Run the cells of the experiments that have no valid run, then collect and print the table.
+
+    experiments: names; none means all, but those for a full reproduction only if `full`.
+    jobs: cells at the same time; None means one per processor this process may use.
+    Returns the exit code: 0; 1 an answer is not the expected one; 4 a cell has no valid run; 130
+    interrupted.  Raises UsageError, EnvironmentUnfit and InvalidData.
+    """
+    count = len(os.sched_getaffinity(0)) if jobs is None else jobs
+    if count < 1:
+        raise UsageError(f"--jobs {count}: expected an integer from 1")
+    definitions = definitions or Definitions.read()
+    names = definitions.chosen(experiments, full=full)
+    results = _open(results_dir)
+    with results.reproducing():
+        try:
+            for name in names:
+                experiment = definitions.experiments["experiments"][name]
+                say(f"{name}, {experiment['title']}: {experiment['purpose']}")
+            plans = plan_experiments(definitions, names, board)
+            for name in names:
+                hashes = [plan.hash for plan in plans if plan.experiment == name]
+                results.remember(name, board.name, hashes)
+            _run_missing(board, plans, results, count)
+            return _conclude(results.root, plans)
+        except KeyboardInterrupt:
+            say("interrupted: nothing is left running; the same command goes on from here")
+            return _INTERRUPTED
+
+
+def _run_missing(board: Board, plans: Sequence[Plan], results: Results, jobs: int) -> None:
+    """Run the plans that have no valid run, the longest first so that no job idles at the end."""
+    costs = Costs(results.records.values())
+    distinct = list({plan.hash: plan for plan in plans}.values())
+    done = {plan.hash: results.valid_record(plan.cell) for plan in distinct}
+    missing = [plan for plan in distinct if done[plan.hash] is None]
+    missing.sort(key=costs.cpu_s, reverse=True)
+    results.require_space(sum(costs.mib(plan) for plan in missing))
+    say(
+        f"{len(distinct)} cells on board {board.name}, {len(distinct) - len(missing)} done before: "
+        + (costs.in_words(missing, jobs) if missing else "nothing to run")
+    )
+    expected_s = {plan.hash: costs.cpu_s(plan) for plan in missing}
+    with Progress(len(distinct), jobs, expected_s) as progress:
+        for plan in distinct:
+            if record := done[plan.hash]:
+                progress.skipped(plan.hash, record["run_id"], plan.what)
+        _execute_all(board, missing, results, progress, jobs=jobs)
+
+
+def _execute_all(
+    board: Board, plans: Sequence[Plan], results: Results, progress: Progress, *, jobs: int
+) -> list[Outcome]:
+    """Run the plans side by side; when one cannot go on the others are stopped, then it raises."""
+    # One after the other: plans share a machine, and its calibration is made only once.
+    calibrations: list[Mapping[str, Any] | None] = [board.calibration(plan.cell) for plan in plans]
+    cancel = threading.Event()
+    with _interrupt_sets(cancel), ThreadPoolExecutor(max_workers=jobs) as pool:
+        futures = [
+            pool.submit(execute, board, plan, calibration, results, progress, cancel, jobs=jobs)
+            for plan, calibration in zip(plans, calibrations, strict=True)
+        ]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, Cancelled):
+            raise error
+    return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
+    """Let Ctrl-C set the event, and raise KeyboardInterrupt only at the end of the block.
+
+    Raised at once it could strike in the middle of starting a thread, which then nobody waits for;
+    and an impatient second one would break off the stopping.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    interrupted = False
+
+    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if not interrupted:
+            say("interrupted: stopping what is running")
+        interrupted = True
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _conclude(root: Path, plans: Sequence[Plan]) -> int:
+    """Write summary.csv, print the table and what was expected; returns the exit code."""
+    runs = collect(root)
+    valid = {run.cell_hash: run for run in reversed(runs) if run.row["valid"]}
+    expectations = [
+        Expectation(run.row["run_id"], plan.what, plan.expect_text, run.texts)
+        for plan in plans
+        if plan.expect_text is not None and (run := valid.get(plan.hash)) is not None
+    ]
+    print_table(runs, expectations)
+    without = [plan for plan in plans if plan.hash not in valid]
+    unmet = [expectation for expectation in expectations if not expectation.met]
+    for plan in without:
+        say(f"no valid run of {plan.what}; the same command tries it again")
+    say(f"one row per run: {root / 'summary.csv'}; {RECORD} and logs: {root / 'runs'}")
+    if without:
+        return InvalidData.exit_code
+    return Differs.exit_code if unmet else 0
+
+
+def _open(results_dir: Path) -> Results:
+    results = Results(results_dir)
+    for path in results.sweep():
+        say(f"void: {path.name} was left behind by a killed process; its logs: {path}")
+    return results

@@ -1,0 +1,94 @@
+"""The virtual board's machine: its data, and the QEMU command line that is it.
+
+Promise: the command line is a pure function of the machine and the seed; everything that could
+differ between two hosts (clock, network, disk, entropy, display) is absent or fixed.
+Limit: deterministic mode only; the interactive machine of `board shell` is made in shell.py.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import UsageError
+
+MACHINE = Path(__file__).with_name("machine.toml")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One virtual machine; field meanings and reasons stand in machine.toml."""
+
+    harts: int
+    vlen_bits: int
+    memory_mib: int
+    icount_shift: int
+    quantum_us: int
+    cpu: str
+    append: str
+
+    def as_cell(self) -> dict[str, Any]:
+        """Return the machine as the `machine` object of a cell."""
+        return asdict(self)
+
+    def cpu_argument(self) -> str:
+        """Return QEMU's -cpu argument."""
+        return self.cpu.format(vlen_bits=self.vlen_bits)
+
+
+def default_machine(overrides: Mapping[str, int] | None = None) -> Machine:
+    """Return machine.toml's machine with integer fields overridden.
+
+    Raises UsageError for a field that may not be overridden or a VLEN that QEMU's CPU cannot have.
+    """
+    data = tomllib.loads(MACHINE.read_text())
+    for name, value in (overrides or {}).items():
+        # Only numbers may be overridden: the CPU and the command line are part of what is tested.
+        if not isinstance(data["machine"].get(name), int):
+            raise UsageError(f"machine has no number {name!r} to override")
+        allowed = data["limits"].get(name)
+        if allowed and value not in allowed:
+            raise UsageError(f"{name}={value}: expected one of {', '.join(map(str, allowed))}")
+        data["machine"][name] = value
+    return Machine(**data["machine"])
+
+
+def firmware_and_cpu(machine: Machine) -> list[str]:
+    """Return the part of the command line that every mode shares."""
+    return [
+        "qemu-system-riscv64",
+        *("-machine", "virt"),
+        *("-cpu", machine.cpu_argument()),
+        *("-smp", str(machine.harts)),
+        *("-m", f"{machine.memory_mib}M"),
+        *("-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-display", "none"),
+        *("-kernel", "/in/kernel/image/Image"),
+        *("-initrd", "/build/initrd"),
+    ]
+
+
+def deterministic(machine: Machine, seed: int) -> list[str]:
+    """Return the command line of a run whose every number follows from machine and seed.
+
+    -icount with sleep=off: virtual time is instructions, idle time costs nothing.  The pair of
+    hub port and filter-buffer moves no packet: its release timer runs on the virtual clock, and
+    icount never lets the harts run past the next virtual timer, so it bounds the round-robin
+    quantum (QEMU: net/filter-buffer.c, accel/tcg/tcg-accel-ops-icount.c).
+    """
+    return [
+        *firmware_and_cpu(machine),
+        *("-icount", f"shift={machine.icount_shift},sleep=off"),
+        *("-seed", str(seed)),
+        *("-rtc", "base=2026-01-01T00:00:00,clock=vm"),
+        *("-append", machine.append),
+        *("-chardev", "file,id=console,path=/out/console.log"),
+        *("-serial", "chardev:console"),
+        *("-device", "virtio-serial-device"),
+        *("-chardev", "file,id=results,path=/out/results.tar"),
+        *("-device", "virtserialport,chardev=results,name=results"),
+        *("-netdev", "hubport,id=quantum,hubid=0"),
+        "-object",
+        f"filter-buffer,id=timer,netdev=quantum,queue=all,interval={machine.quantum_us}",
+    ]

@@ -1,0 +1,185 @@
+"""The verbs of ./inv, each a few lines that call a room; `./inv --list` shows them in groups.
+
+Promise: nothing is decided here.  Limit: see toolchain/cli.py for how failures end.
+"""
+
+from pathlib import Path
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from toolchain.cli import task
+from toolchain.errors import UsageError
+from toolchain.paths import REPO
+
+RESULTS = "folder for results (default: results)"
+
+
+@task(
+    group="Reproduce",
+    help={
+        "full": "also the experiments that take hours",
+        "experiment": "only this experiment of artifact/experiments.toml; may be repeated",
+        "board": "a board of board/boards.toml (default: virtual)",
+        "jobs": "cells to run at the same time (default: one per CPU)",
+        "results": RESULTS,
+    },
+    iterable=["experiment"],
+)
+def reproduce(
+    _: Context,
+    full: bool = False,
+    experiment: list[str] | None = None,
+    board: str = "virtual",
+    jobs: int = 0,
+    results: str = "results",
+) -> None:
+    """Run the experiments that have no valid run yet; end with a table.  Resumes where it stopped.
+
+    Exit codes: 0 done, 1 an answer is not the expected one, 2 usage, 3 environment unfit,
+    4 a cell has no valid run, 130 interrupted.
+    """
+    from board import runner
+    from board.base import get_board
+
+    code = runner.reproduce(
+        experiment or [], get_board(board), Path(results), jobs if jobs else None, full
+    )
+    if code:
+        raise Exit(code=code)
+
+
+@task(
+    group="Reproduce",
+    help={
+        "board": "a board of board/boards.toml (default: virtual)",
+        "policy": "baseline (the others need the scheduler)",
+        "concurrency": "requests in flight, and slots of the server",
+        "seed": "of the machine and of the prompts, an integer from 0",
+        "model": "a shape of llama.cpp/shapes.toml, or smollm2",
+        "vlen": "VLEN in bits: 128, 256, 512 or 1024 (virtual board only)",
+        "results": RESULTS,
+    },
+)
+def run(
+    _: Context,
+    board: str = "virtual",
+    policy: str = "",
+    concurrency: str = "",
+    seed: str = "",
+    model: str = "",
+    vlen: str = "",
+    results: str = "results",
+) -> None:
+    """Run one cell; the last line of standard output is the run's directory.
+
+    What is not said comes from [run_defaults] of artifact/experiments.toml.  Exit codes: 0 valid
+    run, 2 usage, 3 environment unfit, 4 invalid run (kept all the same), 130 interrupted.
+    """
+    from board import runner
+    from board.base import get_board
+    from board.cell import Overrides
+
+    overrides = Overrides(
+        policy=policy or None,
+        concurrency=concurrency or None,
+        seed=seed or None,
+        model=model or None,
+        vlen=vlen or None,
+    )
+    runner.run_one(get_board(board), overrides, Path(results))
+
+
+@task(
+    group="Reproduce",
+    help={
+        "json": "also write the calibration to this file (schemas/calibration.schema.json)",
+        "vlen": "VLEN in bits (default: that of board/virtual/machine.toml)",
+        "shift": "icount shift: one instruction takes 2^N ns of virtual time",
+        "quantum": "round-robin quantum in virtual microseconds",
+    },
+)
+def calibrate(_: Context, json: str = "", vlen: int = 0, shift: int = 0, quantum: int = 0) -> None:
+    """Show whether the virtual board is a parallel machine; measured once for each machine.
+
+    Exit codes: 0 it is, 4 it is not (runs on it would be invalid).
+    """
+    from board.virtual.calibrate import calibration, show
+    from board.virtual.machine import default_machine
+
+    asked = {"vlen_bits": vlen, "icount_shift": shift, "quantum_us": quantum}
+    machine = default_machine({name: value for name, value in asked.items() if value})
+    show(calibration(machine), Path(json) if json else None)
+
+
+@task(
+    group="Board",
+    positional=["action"],
+    help={"action": "shell: boot with this terminal as console", "model": "model in /payload"},
+)
+def board(_: Context, action: str, model: str = "banana-tiny") -> None:
+    """Have a look at the virtual board: ./inv board shell."""
+    from board.virtual.shell import shell
+
+    if action != "shell":
+        raise UsageError(f"board {action!r}: expected shell")
+    raise Exit(code=shell(model))
+
+
+@task(group="Build", positional=["artifact"], help={"artifact": "such as kernel/image; none: all"})
+def build(_: Context, artifact: str = "") -> None:
+    """Build an artifact (or all) in the pinned tree; prints the folder of each."""
+    from toolchain import recipe
+
+    for name in [artifact] if artifact else sorted(recipe.recipes()):
+        print(name, recipe.build(name))
+
+
+@task(group="Build")
+def fetch(_: Context) -> None:
+    """Download every locked package, source and model that is not in the cache."""
+    from toolchain.rootfs import fetch_tree
+    from toolchain.sources import source, sources
+
+    for tree in ("build", "guest"):
+        fetch_tree(tree)
+    for name in sources():
+        source(name)
+
+
+@task(group="Build")
+def relock(_: Context) -> None:
+    """Resolve toolchain/packages.toml anew into toolchain/debian.lock (Debian hosts only)."""
+    from toolchain.lock import LOCK, read_lock, relock, write_lock
+    from toolchain.mirror import find_mirrors
+
+    before = {(p.tree, p.name, p.architecture): p for p in read_lock()} if LOCK.exists() else {}
+    packages = relock(find_mirrors()[0])
+    write_lock(packages)
+    after = {(p.tree, p.name, p.architecture): p for p in packages}
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if old != new:
+            print(*key, old.version if old else "-", "->", new.version if new else "-")
+
+
+@task(
+    group="Develop",
+    help={
+        "all": "also the tests that take long",
+        "unit": "only the tests that need no build and no boot",
+        "k": "only tests whose name matches (pytest's -k)",
+    },
+)
+def test(_: Context, all: bool = False, unit: bool = False, k: str = "") -> None:
+    """Run the tests: unit tests, then those that build and boot.  CI runs this."""
+    import os
+
+    import pytest
+
+    os.chdir(REPO)
+    marks = "not boot and not long" if unit else "" if all else "not long"
+    arguments = ["tests", "--durations=15", "-m", marks, *(["-k", k] if k else [])]
+    code = pytest.main(arguments)
+    if code:
+        raise Exit(code=int(code))
