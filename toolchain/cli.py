@@ -91,8 +91,8 @@ class Program(invoke.program.Program):
         with _usage_failures():
             super().parse_core(argv)
             if self.args.help.value is True:  # no verb named: invoke would explain only itself
-                self.args.help.value = None
-                self.args.list.value = True
+                self.args.help.set_value(None, cast=False)
+                self.args.list.set_value(True, cast=False)
 
     def parse_collection(self) -> None:
         with _usage_failures():

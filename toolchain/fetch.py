@@ -116,7 +116,7 @@ async def _fetch_one(
                 f"sha256 {got}, expected {wanted.size_bytes} bytes with {wanted.sha256}; thrown "
                 "away, run the same command again, or name another mirror"
             )
-        os.replace(part, directory / wanted.sha256)
+        part.replace(directory / wanted.sha256)
         progress.file_done()
         return
     raise EnvironmentUnfit(

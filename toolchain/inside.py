@@ -58,15 +58,9 @@ def run_inside(
     binds and writable map a path inside to a host path.  Without a writable /build, programs start
     in an empty read-only directory.  Raises as `toolchain.command.run` does.
     """
-    tree = rootfs("build")
-    unshare = ["unshare", *DRIVERS[driver()], *NAMESPACES]
     with tempfile.TemporaryDirectory(prefix="bananaos-enter-") as scratch:
-        mounts = Path(scratch) / "mounts"
-        lines = [f"ro\t{host}\t{inside}\n" for inside, host in (binds or {}).items()]
-        lines += [f"rw\t{host}\t{inside}\n" for inside, host in (writable or {}).items()]
-        mounts.write_text("".join(lines))
         return run(
-            [*unshare, "sh", os.fspath(ENTER), os.fspath(tree), os.fspath(mounts), *argv],
+            entering(argv, binds or {}, writable or {}, Path(scratch) / "mounts"),
             what=what,
             env={**ENVIRONMENT, **(env or {})},
             log=log,
@@ -74,6 +68,23 @@ def run_inside(
             cancel=cancel,
             check=check,
         )
+
+
+def entering(
+    argv: Sequence[str], binds: Mapping[str, Path], writable: Mapping[str, Path], mounts: Path
+) -> list[str]:
+    """Return the host command line that runs `argv` in the tree; writes the file `mounts`.
+
+    For run_inside and for the few programs that need the caller's terminal.
+    """
+    lines = [f"ro\t{host}\t{inside}\n" for inside, host in binds.items()]
+    lines += [f"rw\t{host}\t{inside}\n" for inside, host in writable.items()]
+    mounts.write_text("".join(lines))
+    return [
+        *("unshare", *DRIVERS[driver()], *NAMESPACES),
+        *("sh", os.fspath(ENTER), os.fspath(rootfs("build")), os.fspath(mounts)),
+        *argv,
+    ]
 
 
 @functools.cache

@@ -8,7 +8,6 @@ Limit: relocking needs a Debian host (apt-get and its archive keyring); using th
 
 import csv
 import io
-import os
 import re
 import tempfile
 import tomllib
@@ -77,7 +76,7 @@ def write_lock(packages: Iterable[Package], path: Path = LOCK) -> None:
     writer.writerows(astuple(package) for package in sorted(packages))
     temporary = path.with_suffix(".new")
     temporary.write_text(text.getvalue())
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def relock(mirror: str) -> list[Package]:

@@ -54,7 +54,7 @@ class Recipe:
 
     def files(self) -> dict[str, Path]:
         """Return name below /recipe -> file: the script and all inputs, patterns resolved."""
-        found = {}
+        found: dict[str, Path] = {}
         for pattern in (self.script, *self.inputs):
             matches = sorted(self.room.glob(pattern))
             if not matches:

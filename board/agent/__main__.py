@@ -8,8 +8,12 @@ Limit: needs /proc and a llama-server for this machine; it changes nothing on th
 
 import argparse
 import asyncio
+import contextlib
 import json
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,11 @@ INVALID = 4
 NOTICE_S = 5.0
 """How long the load may take to notice that its server is gone."""
 DISABLED = "disabled"
+
+CLIENT = {"heartbeat_ms": 100.0, "max_loop_lag_ms": 2000.0, "max_start_spread_ms": 2000.0}
+"""The client's own limits.  It shares the board with the server it loads, on harts that may be as
+slow as 15 MIPS (docs/calibration.md): a beat costs there what it costs, and lateness of that order
+is the board's, not the client's; it is recorded all the same (loadgen.json, `client`)."""
 
 # Lines of the kernel's log at warning level or worse that say nothing about the run.
 EXPECTED_KERNEL_WARNINGS = ("sched_ext: ",)
@@ -69,15 +78,17 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
         url=f"http://127.0.0.1:{options.port}",
         concurrency=cell["concurrency"],
         **cell["load"],
+        **CLIENT,
     )
     flags = cell["server"]["flags"]
+    if options.before_server is not None:
+        subprocess.run([options.before_server], check=True)
     with running(
         options.server, options.model, flags, options.port, options.out / "server.log"
     ) as server:
-        before = system.threads(server.pid)
-        result = asyncio.run(_load_while_alive(config, server))
-        after = system.threads(server.pid) if server.exit_code is None else []
-        platform["server"] = _describe(server, before, after)
+        window = _Window(server)
+        result = asyncio.run(_load_while_alive(config, server, window.measured))
+        platform["server"] = _describe(server, window)
         if server.exit_code is not None:
             reasons.append("server-died")
     platform["server"]["exit_code"] = server.exit_code
@@ -95,12 +106,32 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
         print(f"agent: load invalid: {', '.join(result['invalid_reasons'])}", file=sys.stderr)
 
 
-async def _load_while_alive(config: LoadConfig, server: Server) -> dict[str, Any] | None:
+class _Window:
+    """The server's threads at both ends of the measured window; empty if it was not reached."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.before: list[dict[str, Any]] = []
+        self.after: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        self.before = system.threads(self._server.pid)
+        try:
+            yield
+        finally:
+            if self._server.exit_code is None:
+                self.after = system.threads(self._server.pid)
+
+
+async def _load_while_alive(
+    config: LoadConfig, server: Server, window: Callable[[], AbstractContextManager[object]]
+) -> dict[str, Any] | None:
     """Run the load; None when the server died and the load did not notice by itself.
 
     Without this, a server that cannot load its model would be waited for until the time limit.
     """
-    load = asyncio.create_task(run_load(config))
+    load = asyncio.create_task(run_load(config, window=window))
     died = asyncio.create_task(asyncio.to_thread(server.process.wait))
     await asyncio.wait({load, died}, return_when=asyncio.FIRST_COMPLETED)
     if not load.done():
@@ -117,18 +148,16 @@ def _tail(path: Path, lines: int = 10) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _describe(
-    server: Server, before: list[dict[str, Any]], after: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """What the kernel knows of the server at the window's end, thread by thread."""
-    widths = {row["tid"]: vlen_bits_used_by(row["tid"]) for row in after}
+def _describe(server: Server, window: _Window) -> dict[str, Any]:
+    """What the kernel knows of the server at the window's ends, thread by thread."""
+    widths = {row["tid"]: vlen_bits_used_by(row["tid"]) for row in window.after}
     used = {width for width in widths.values() if width}
     return {
         "argv": server.argv,
         "pid": server.pid,
         "exit_code": None,
-        "threads_before": before,
-        "threads_after": [row | {"vlen_bits": widths[row["tid"]]} for row in after],
+        "threads_before": window.before,
+        "threads_after": [row | {"vlen_bits": widths[row["tid"]]} for row in window.after],
         "vector_threads": sum(1 for width in widths.values() if width),
         "vlen_bits": used.pop() if len(used) == 1 else None,
     }
@@ -165,6 +194,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--server", type=Path, required=True, help="llama-server for this machine")
     parser.add_argument("--model", type=Path, required=True, help="the cell's model, a GGUF file")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--before-server", type=Path, help="a program to run once, right before llama-server"
+    )
     parser.add_argument("--port", type=int, default=8080, help="loopback port (default 8080)")
     return parser.parse_args()
 

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,18 @@ class _Run:
     """One run against one server."""
 
     def __init__(
-        self, config: LoadConfig, clock: Clock, session: aiohttp.ClientSession, stop: asyncio.Event
+        self,
+        config: LoadConfig,
+        clock: Clock,
+        session: aiohttp.ClientSession,
+        stop: asyncio.Event,
+        window: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self.config = config
         self.clock = clock
         self.session = session
         self.stop = stop
+        self.window = window
         self.origin_ns = clock()
         self.server = Server(session, config, clock)
         self.facts = ServerFacts(words=read_words())
@@ -213,7 +220,7 @@ class _Run:
         jobs = self._jobs("measured", config.warmup_requests, config.requests)
         size = config.concurrency if config.mode == "rounds" else len(jobs)
         self.measuring = True
-        with self.client.window():
+        with self.window(), self.client.window():
             for start in range(0, len(jobs), size):
                 await self._phase(jobs[start : start + size])
 
@@ -335,11 +342,14 @@ async def run_load(
     config: LoadConfig,
     clock: Clock = time.perf_counter_ns,
     stop: asyncio.Event | None = None,
+    window: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, Any]:
     """Run one load and return its result, as schemas/loadgen.schema.json describes it.
 
     `clock` gives nanoseconds and must run with the event loop's clock.  Setting `stop` ends the run
-    early with reason `interrupted`; requests in flight are recorded as `cancelled`.  Raises
+    early with reason `interrupted`; requests in flight are recorded as `cancelled`.  What `window`
+    returns is entered right before the first measured request and left after the last one, for
+    instruments that measure the same window.  Raises
     ConfigError if the word list cannot make that many different prompts; whatever the server does
     is in the result, not raised.
     """
@@ -350,7 +360,7 @@ async def run_load(
             f"warm-up included, are more than the word list can make; use longer prompts"
         )
     async with open_session(config) as session:
-        run = _Run(config, clock, session, stop or asyncio.Event())
+        run = _Run(config, clock, session, stop or asyncio.Event(), window)
         await run.unless_stopped(run.prepare())
         if not run.problems:
             await run.unless_stopped(run.warm_up())

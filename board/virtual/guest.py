@@ -24,8 +24,8 @@ INVALID = 4
 
 SCRIPT = """#!/bin/sh
 cd /payload && busybox tar -x -f agent.tar || exit 1
-exec python3 -m board.agent --cell cell.json --server /payload/llama-server \\
-\t--model /payload/model.gguf --out /results
+exec python3 -m board.agent --cell cell.json --before-server /bin/online-harts \\
+\t--server /payload/llama-server --model /payload/model.gguf --out /results
 """
 
 

@@ -37,8 +37,8 @@ def shell(model: str) -> int:
     qemu = [
         *firmware_and_cpu(machine),
         *("-accel", "tcg,thread=multi"),
-        # Without nohlt: here idle harts should leave the host alone.
-        *("-append", machine.append.replace(" nohlt", "")),
+        # All harts at once, and idle ones should leave the host alone.
+        *("-append", machine.append.replace(" maxcpus=1", "").replace(" nohlt", "")),
         *("-serial", "mon:stdio"),
     ]
     with tempfile.TemporaryDirectory(prefix="bananaos-shell-") as scratch:
