@@ -177,11 +177,11 @@ def show(document: Mapping[str, Any], json_file: Path | None) -> None:
         print(f"  barrier  {threads:>2} threads  {ns / 1000:14,.1f} us each")
     first = document["server"][0]
     for row in document["server"]:
-        print(
-            f"  server   {row['threads']:>2} threads  prompt {row['prompt_ms']:9,.1f} ms "
-            f"({first['prompt_ms'] / row['prompt_ms']:.2f}x)   decode {row['predicted_ms']:9,.1f} ms "
-            f"({first['predicted_ms'] / row['predicted_ms']:.2f}x)"
-        )
+        phases = [
+            f"{name} {row[key]:9,.1f} ms ({first[key] / row[key]:.2f}x)"
+            for name, key in (("prompt", "prompt_ms"), ("decode", "predicted_ms"))
+        ]
+        print(f"  server   {row['threads']:>2} threads  {'   '.join(phases)}")
     if json_file is not None:
         schemas.write(json_file, document, "calibration")
     if document["invalid_reasons"]:
