@@ -163,6 +163,14 @@ def relock(_: Context) -> None:
             print(*key, old.version if old else "-", "->", new.version if new else "-")
 
 
+@task(group="Develop")
+def bench(_: Context) -> None:
+    """Print what the virtual board costs this host (some minutes; figures, not tests)."""
+    from board.bench import bench
+
+    bench()
+
+
 @task(
     group="Develop",
     help={

@@ -139,7 +139,7 @@ def vector_instructions(log: str) -> dict[str, int]:
         if line.startswith("IN: "):
             symbol = line[4:].strip()
             continue
-        # 0x0000000000014f5c:  0c05f057          vsetvli                 zero,a1,e8,m1,ta,ma
+        # 0x002b6b0a:  0d3079d7          vsetvli                 s3,zero,e32,m8,ta,ma
         match line.split():
             case [address, _, mnemonic, *_] if address.startswith("0x") and address not in seen:
                 seen.add(address)  # several threads, and several blocks, may hold the same code

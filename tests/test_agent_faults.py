@@ -96,7 +96,7 @@ def guest_script() -> str:
             f"python3 -m board.agent --cell /payload/{name}.json --server {case.server} "
             f"--model {case.model} --out /results/{name}",
             f"echo $? >/results/{name}/code",
-            "ps >/results/{0}/ps; true".format(name),
+            f"ps >/results/{name}/ps",
         ]
     return "\n".join([*lines, "echo '=== end'", "exit 0", ""])
 

@@ -7,6 +7,7 @@ Limit: as board/numerics.py says.  That VS leaves Off on the board is asserted b
 """
 
 import dataclasses
+import json
 import re
 import shutil
 import signal
@@ -33,6 +34,7 @@ from board.numerics import (
 from board.virtual.machine import Machine, default_machine
 from toolchain.command import CommandFailed
 from toolchain.errors import Differs
+from toolchain.inside import run_inside
 
 EXECUTED = {  # which kernel the pinned source has for which VLEN
     128: {"ggml_vec_dot_q4_K_q8_K_vl128", "ggml_vec_dot_q6_K_q8_K_vl128"},
@@ -132,6 +134,55 @@ def test_qemu_log_is_counted_once_per_address() -> None:
         "0x0000000000015000:  00000013          nop                     \n"
     )
     assert vector_instructions(log) == {"kernel_a": 1}
+
+
+FAKE_SERVER = """
+import http.server, json, os, sys
+fault = sys.argv[1]
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(503 if fault == "busy" else 200, {})
+    def do_POST(self):
+        if fault == "killed":
+            os.kill(os.getpid(), 11)
+        top = [{"id": 5, "logprob": None if fault == "null" else -0.1}]
+        place = {"id": 5, "token": " x", "top_logprobs": top}
+        places = [place] * (1 if fault == "short" else 2)
+        self.answer(500 if fault == "error" else 200, {"completion_probabilities": places})
+    def answer(self, code, document):
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(document).encode())
+http.server.HTTPServer(("127.0.0.1", 8080), Handler).serve_forever()
+"""
+
+
+@pytest.mark.boot
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("none", 0, ""),
+        ("busy", 1, "the server was not ready in time"),
+        ("killed", 139, "the server ended by itself, code -11"),
+        ("short", 1, "1 tokens, expected 2: prompt 'a'"),
+        ("null", 1, "no proper answer to 'a': TypeError"),
+        ("error", 1, "no proper answer to 'a': <HTTPError 500"),
+    ],
+)
+def test_a_server_that_does_not_answer_properly_is_named(
+    fault: str, code: int, message: str
+) -> None:
+    timeout_s = 1 if fault == "busy" else 120
+    request = json.dumps({"prompts": ["a"], "tokens": 2, "top": 1, "timeout_s": timeout_s})
+    ask = ["sh", "-c", 'exec python3 /ask.py "$@" 2>&1', "sh", request]
+    done = run_inside(
+        [*ask, "python3", "-c", FAKE_SERVER, fault],
+        what="ask a fake server",
+        binds={"/ask.py": numerics.ASK},
+        check=False,
+    )
+    assert done.returncode == code
+    assert message in done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import users_of
 
 from board.base import RunFailed
 from board.virtual import boot as booting
@@ -122,22 +123,7 @@ def test_a_damaged_results_archive_is_no_success(
 
 
 def qemus_of(directory: Path) -> list[int]:
-    """QEMU processes that have a file of `directory` open."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if "qemu-system" not in (process / "cmdline").read_text():
-                continue
-            targets = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        if any(target.endswith("/console.log") for target in targets) and any(
-            os.path.samefile(f"{process}/fd/{link.name}", directory / "console.log")
-            for link in (process / "fd").iterdir()
-            if os.readlink(link).endswith("/console.log")
-        ):
-            found.append(int(process.name))
-    return found
+    return users_of(directory / "console.log")
 
 
 def wait_for_qemu(directory: Path) -> list[int]:

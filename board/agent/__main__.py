@@ -28,7 +28,11 @@ NOTICE_S = 5.0
 """How long the load may take to notice that its server is gone."""
 DISABLED = "disabled"
 
-CLIENT = {"heartbeat_ms": 100.0, "max_loop_lag_ms": 2000.0, "max_start_spread_ms": 2000.0}
+CLIENT: dict[str, Any] = {
+    "heartbeat_ms": 100.0,
+    "max_loop_lag_ms": 2000.0,
+    "max_start_spread_ms": 2000.0,
+}
 """The client's own limits.  It shares the board with the server it loads, on harts that may be as
 slow as 15 MIPS (docs/calibration.md): a beat costs there what it costs, and lateness of that order
 is the board's, not the client's; it is recorded all the same (loadgen.json, `client`)."""
