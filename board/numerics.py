@@ -11,7 +11,8 @@ chosen, and what was measured: docs/numerics.md.
 
     python -m board.numerics [MODEL]
 
-prints the measurements for every VLEN; exit code 1 if one is out of bounds.
+prints the measurements for every VLEN; exit code 1 if one is out of bounds, 2 to 4 as
+everywhere, 130 interrupted.
 """
 
 import json
@@ -90,9 +91,15 @@ def default_prompts() -> list[str]:
     return [make_prompts(words, count, 1, seed=count)[0] for count in PROMPT_WORDS]
 
 
-def answers_of_reference(gguf: Path, prompts: Sequence[str], tokens: int = TOKENS) -> Answers:
-    """Ask the x86-64 build.  Raises CommandFailed."""
-    return _ask("x86-64", ["/server"], REFERENCE, gguf, prompts, tokens, {})
+def answers_of_reference(
+    gguf: Path, prompts: Sequence[str], tokens: int = TOKENS, *, flash_attention: str = "on"
+) -> Answers:
+    """Ask the x86-64 build.  Raises CommandFailed.
+
+    flash_attention "off" has it add in another order, which is the yardstick for the limits.
+    """
+    flags = {**_flags(), "--flash-attn": flash_attention}
+    return _ask("x86-64", ["/server"], REFERENCE, flags, gguf, prompts, tokens, {})
 
 
 def answers_of_board(
@@ -109,7 +116,7 @@ def answers_of_board(
     with tempfile.TemporaryDirectory(prefix="bananaos-numerics-") as name:
         scratch = Path(name)
         what = f"VLEN {machine.vlen_bits}"
-        answers = _ask(what, argv, BOARD, gguf, prompts, tokens, {"/build": scratch})
+        answers = _ask(what, argv, BOARD, _flags(), gguf, prompts, tokens, {"/build": scratch})
         return answers, vector_instructions((scratch / "code").read_text(errors="replace"))
 
 
@@ -123,11 +130,16 @@ def kernels() -> dict[str, tuple[int, int]]:
     found = {}
     for line in listing.splitlines():
         match line.split():
-            case [address, size, _, symbol] if KERNELS.fullmatch(symbol):
-                found[symbol] = (int(address, 16), int(size, 16))
+            case [address, size, _, symbol] if KERNELS.fullmatch(_function(symbol)):
+                found[_function(symbol)] = (int(address, 16), int(size, 16))
     if not found:
         raise Differs(f"{BOARD}: no symbol matches {KERNELS.pattern}: cannot see which kernel runs")
     return found
+
+
+def _function(symbol: str) -> str:
+    """Return the name in the source: GCC calls its variants NAME.isra.0 and the like."""
+    return symbol.partition(".")[0]
 
 
 def vector_instructions(log: str) -> dict[str, int]:
@@ -137,7 +149,7 @@ def vector_instructions(log: str) -> dict[str, int]:
     symbol = ""
     for line in log.splitlines():
         if line.startswith("IN: "):
-            symbol = line[4:].strip()
+            symbol = _function(line[4:].strip())
             continue
         # 0x002b6b0a:  0d3079d7          vsetvli                 s3,zero,e32,m8,ta,ma
         match line.split():
@@ -217,19 +229,24 @@ def _check_tie(where: str, expected: Position, token: int) -> None:
         )
 
 
+def _flags() -> dict[str, str | bool]:
+    return dict(schemas.read_toml(SERVER, "server")["flags"])
+
+
 def _ask(
     build_name: str,
     program: Sequence[str],
     artifact: str,
+    flags: Mapping[str, str | bool],
     gguf: Path,
     prompts: Sequence[str],
     tokens: int,
     writable: Mapping[str, Path],
 ) -> Answers:
-    flags = server_flags(schemas.read_toml(SERVER, "server")["flags"], _SERVER, 1)
+    words = server_flags(flags, _SERVER, concurrency=1)
     request = {"prompts": prompts, "tokens": tokens, "top": TOP, "timeout_s": TIMEOUT_S}
     done = run_inside(
-        ["python3", "/ask.py", json.dumps(request), *program, "--model", "/model.gguf", *flags],
+        ["python3", "/ask.py", json.dumps(request), *program, "--model", "/model.gguf", *words],
         what=f"ask llama-server, {build_name}",
         binds={"/ask.py": ASK, "/model.gguf": gguf, "/server": build(artifact) / "llama-server"},
         writable=writable,
@@ -243,26 +260,31 @@ def _ask(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a line per VLEN, and what is out of bounds; return the exit code."""
+    """Print a line per VLEN, and what is out of bounds; return the exit code.
+
+    The first line is the yardstick: x86-64 against itself, adding in another order.
+    """
     gguf = model(arguments[0] if arguments else "banana-tiny")
     prompts = default_prompts()
     expected = answers_of_reference(gguf, prompts)
-    code = 0
-    print("vlen_bits positions parted largest_nats rms_nats")
+    print("build, positions, parted, largest_nats, rms_nats, vector instructions by kernel")
+    code = _show("x86-64", expected, answers_of_reference(gguf, prompts, flash_attention="off"), {})
     for vlen_bits in vlens():
-        machine = default_machine({"vlen_bits": vlen_bits})
-        got, executed = answers_of_board(machine, gguf, prompts)
-        try:
-            found = compare(f"VLEN {vlen_bits}", expected, got)
-        except Differs as error:
-            print(error)
-            code = error.exit_code
-            continue
-        print(
-            f"{vlen_bits:9} {found.positions:9} {found.parted:6} {found.largest_nats:12.6f} "
-            f"{found.rms_nats:8.6f} {executed}"
-        )
+        got, executed = answers_of_board(default_machine({"vlen_bits": vlen_bits}), gguf, prompts)
+        code = max(code, _show(f"VLEN {vlen_bits}", expected, got, executed))
     return code
+
+
+def _show(what: str, expected: Answers, got: Answers, executed: Mapping[str, int]) -> int:
+    try:
+        found = compare(what, expected, got)
+    except Differs as error:
+        print(error)
+        return error.exit_code
+    numbers = (found.positions, found.parted, f"{found.largest_nats:.4f}", f"{found.rms_nats:.4f}")
+    kernels_run = " ".join(f"{kernel}={count}" for kernel, count in sorted(executed.items()))
+    print(what, *numbers, kernels_run, sep=", ")
+    return 0
 
 
 if __name__ == "__main__":
@@ -271,3 +293,5 @@ if __name__ == "__main__":
     except ArtifactError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

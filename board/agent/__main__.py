@@ -10,16 +10,17 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from board.agent import system
 from board.agent.load_config import LoadConfig
-from board.agent.loadgen import run_load
+from board.agent.loadgen import Hooks, run_load
 from board.agent.server import Server, running
 from board.agent.vector import vlen_bits_used_by
 
@@ -75,6 +76,12 @@ def main() -> int:
     return INVALID if reasons else 0
 
 
+def _say(what: str) -> None:
+    """Say on the console where the run is, stamped like the kernel's own lines."""
+    stamp_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    print(f"[{stamp_s:12.6f}] agent: {what}", file=sys.stderr, flush=True)
+
+
 def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str, Any]) -> None:
     """Start the server, put the load on it, stop it; fills the report and writes loadgen.json."""
     platform, reasons = report["platform"], report["invalid_reasons"]
@@ -85,13 +92,13 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
         **CLIENT,
     )
     flags = cell["server"]["flags"]
-    if options.before_server is not None:
-        subprocess.run([options.before_server], check=True)
     with running(
         options.server, options.model, flags, options.port, options.out / "server.log"
     ) as server:
+        _say("llama-server started")
         window = _Window(server)
-        result = asyncio.run(_load_while_alive(config, server, window.measured))
+        hooks = Hooks(load=lambda: _around(options.around_load), window=window.measured)
+        result = asyncio.run(_load_while_alive(config, server, hooks))
         platform["server"] = _describe(server, window)
         if server.exit_code is not None:
             reasons.append("server-died")
@@ -100,14 +107,30 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
         reasons.append("server-exit-code")
     if "server-died" not in reasons and not platform["server"]["vector_threads"]:
         reasons.append("vector-unused")
+    _say("llama-server stopped")
     if result is None:
-        print(f"agent: llama-server ended with {server.exit_code}:", file=sys.stderr)
+        _say(f"llama-server ended with {server.exit_code}:")
         print(_tail(options.out / "server.log"), file=sys.stderr)
         return
     _write(options.out / "loadgen.json", result)
     if not result["valid"]:
         # loadgen.json names its own reasons; the exit code must tell all the same.
-        print(f"agent: load invalid: {', '.join(result['invalid_reasons'])}", file=sys.stderr)
+        _say(f"load invalid: {', '.join(result['invalid_reasons'])}")
+
+
+@contextlib.contextmanager
+def _around(program: Path | None) -> Iterator[None]:
+    """Run `program begin`, then the block, then `program end`."""
+    _say("llama-server ready")
+    if program is None:
+        yield
+        return
+    subprocess.run([program, "begin"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([program, "end"], check=True)
+        _say("load ended")
 
 
 class _Window:
@@ -120,24 +143,28 @@ class _Window:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
+        _say("window opens")
         self.before = system.threads(self._server.pid)
         try:
             yield
         finally:
             if self._server.exit_code is None:
                 self.after = system.threads(self._server.pid)
+            _say("window closed")
 
 
 async def _load_while_alive(
-    config: LoadConfig, server: Server, window: Callable[[], AbstractContextManager[object]]
+    config: LoadConfig, server: Server, hooks: Hooks
 ) -> dict[str, Any] | None:
     """Run the load; None when the server died and the load did not notice by itself.
 
     Without this, a server that cannot load its model would be waited for until the time limit.
     """
-    load = asyncio.create_task(run_load(config, window=window))
-    died = asyncio.create_task(asyncio.to_thread(server.process.wait))
-    await asyncio.wait({load, died}, return_when=asyncio.FIRST_COMPLETED)
+    load = asyncio.create_task(run_load(config, hooks=hooks))
+    with _death_of(server) as died:
+        gone = asyncio.create_task(died.wait())
+        await asyncio.wait({load, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
     if not load.done():
         # Requests in flight fail at once when their connections break; readiness is polled.
         await asyncio.wait({load}, timeout=NOTICE_S)
@@ -146,6 +173,19 @@ async def _load_while_alive(
     load.cancel()
     await asyncio.gather(load, return_exceptions=True)
     return None
+
+
+@contextlib.contextmanager
+def _death_of(server: Server) -> Iterator[asyncio.Event]:
+    """An event that is set when the server's process ends; costs nothing while it lives."""
+    died = asyncio.Event()
+    handle = os.pidfd_open(server.pid)
+    asyncio.get_running_loop().add_reader(handle, died.set)
+    try:
+        yield died
+    finally:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
 
 
 def _tail(path: Path, lines: int = 10) -> str:
@@ -199,7 +239,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="the cell's model, a GGUF file")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument(
-        "--before-server", type=Path, help="a program to run once, right before llama-server"
+        "--around-load",
+        type=Path,
+        help="a program to run with the argument 'begin' before the load and 'end' after it",
     )
     parser.add_argument("--port", type=int, default=8080, help="loopback port (default 8080)")
     return parser.parse_args()

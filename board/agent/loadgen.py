@@ -71,6 +71,19 @@ def request_fields(config: LoadConfig) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller wants done around the parts of a run; none of it is inside what is timed.
+
+    load: entered when the server has been found ready, left when all requests have ended.
+    window: entered right before the first measured request, left right after the last one, for
+        instruments that measure the same window.
+    """
+
+    load: Callable[[], AbstractContextManager[object]] = nullcontext
+    window: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
 @dataclass
 class _Sent:
     """A request and what came back, not judged yet: that waits until the window is over."""
@@ -91,13 +104,13 @@ class _Run:
         clock: Clock,
         session: aiohttp.ClientSession,
         stop: asyncio.Event,
-        window: Callable[[], AbstractContextManager[object]],
+        hooks: Hooks,
     ) -> None:
         self.config = config
         self.clock = clock
         self.session = session
         self.stop = stop
-        self.window = window
+        self.hooks = hooks
         self.origin_ns = clock()
         self.server = Server(session, config, clock)
         self.facts = ServerFacts(words=read_words())
@@ -210,6 +223,12 @@ class _Run:
             for worker in range(min(self.config.concurrency, len(jobs))):
                 group.create_task(self._work(worker, remaining, t_phase_ns))
 
+    async def load(self) -> None:
+        """Put the load on the server: first the warm-up, then what counts."""
+        await self.warm_up()
+        if not self.problems:
+            await self.measure()
+
     async def warm_up(self) -> None:
         await self._phase(self._jobs("warmup", 0, self.config.warmup_requests))
         if self.config.preflight and self.config.warmup_requests:
@@ -220,7 +239,7 @@ class _Run:
         jobs = self._jobs("measured", config.warmup_requests, config.requests)
         size = config.concurrency if config.mode == "rounds" else len(jobs)
         self.measuring = True
-        with self.window(), self.client.window():
+        with self.hooks.window(), self.client.window():
             for start in range(0, len(jobs), size):
                 await self._phase(jobs[start : start + size])
 
@@ -342,14 +361,12 @@ async def run_load(
     config: LoadConfig,
     clock: Clock = time.perf_counter_ns,
     stop: asyncio.Event | None = None,
-    window: Callable[[], AbstractContextManager[object]] = nullcontext,
+    hooks: Hooks | None = None,
 ) -> dict[str, Any]:
     """Run one load and return its result, as schemas/loadgen.schema.json describes it.
 
     `clock` gives nanoseconds and must run with the event loop's clock.  Setting `stop` ends the run
-    early with reason `interrupted`; requests in flight are recorded as `cancelled`.  What `window`
-    returns is entered right before the first measured request and left after the last one, for
-    instruments that measure the same window.  Raises
+    early with reason `interrupted`; requests in flight are recorded as `cancelled`.  Raises
     ConfigError if the word list cannot make that many different prompts; whatever the server does
     is in the result, not raised.
     """
@@ -360,14 +377,13 @@ async def run_load(
             f"warm-up included, are more than the word list can make; use longer prompts"
         )
     async with open_session(config) as session:
-        run = _Run(config, clock, session, stop or asyncio.Event(), window)
+        run = _Run(config, clock, session, stop or asyncio.Event(), hooks or Hooks())
         await run.unless_stopped(run.prepare())
         if not run.problems:
-            await run.unless_stopped(run.warm_up())
-        if not run.problems:
-            await run.unless_stopped(run.measure())
-            if config.preflight and "interrupted" not in run.problems:
-                await run.unless_stopped(run.finish())
+            with run.hooks.load():
+                await run.unless_stopped(run.load())
+        if run.measuring and config.preflight and "interrupted" not in run.problems:
+            await run.unless_stopped(run.finish())
         return run.result()
 
 

@@ -76,9 +76,7 @@ def _burn(
     runs = [("vector", n) for n in settings["burn_threads"]]
     runs += [("barrier", n) for n in settings["barrier_threads"]]
     lines = [f"/payload/burn {kind} {n} {settings['burn_ms']}" for kind, n in runs]
-    script = (
-        "#!/bin/sh\nset -e\nonline-harts\n{\n" + "\n".join(lines) + "\n} >/results/burn.jsonl\n"
-    )
+    script = "#!/bin/sh\nset -e\nharts begin\n{\n" + "\n".join(lines) + "\n} >/results/burn.jsonl\n"
     done = boot(
         machine,
         seed=settings["seed"],

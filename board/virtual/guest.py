@@ -24,7 +24,7 @@ INVALID = 4
 
 SCRIPT = """#!/bin/sh
 cd /payload && busybox tar -x -f agent.tar || exit 1
-exec python3 -m board.agent --cell cell.json --before-server /bin/online-harts \\
+exec python3 -m board.agent --cell cell.json --around-load /bin/harts \\
 \t--server /payload/llama-server --model /payload/model.gguf --out /results
 """
 

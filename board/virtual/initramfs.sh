@@ -12,8 +12,8 @@ while read -r path; do
 	rm -rf "root/$path"
 done </recipe/virtual/initramfs-exclude.txt
 cp /recipe/virtual/init root/init
-cp /recipe/virtual/online-harts root/usr/bin/online-harts
-chmod 755 root/init root/usr/bin/online-harts
+cp /recipe/virtual/harts root/usr/bin/harts
+chmod 755 root/init root/usr/bin/harts
 mkdir -p root/results root/payload
 
 # The tree's own Python has the guest's version (both trixie), so its byte code is the guest's.
