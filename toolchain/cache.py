@@ -2,9 +2,10 @@
 
 Promise: an entry appears whole or not at all, holds the sha256 of each of its files, and is checked
 against them on every use; a damaged entry is set aside and built anew, and that is said; two
-processes that want the same entry build it once.
+processes that want the same entry build it once; what a killed process left is removed by the next.
 Limit: the checks defend against accidents and bit rot, not against somebody who can write to the
-cache and forge its manifest; `verify` never trusts it.  BANANAOS_CACHE=off builds everything anew.
+cache and forge its manifest; `verify` never trusts it.  BANANAOS_CACHE=off builds every entry anew
+once in a process and says when it came out differently; it takes the trees (rootfs.py) as they are.
 """
 
 import contextlib
@@ -18,13 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import EnvironmentUnfit
+from toolchain.errors import EnvironmentUnfit, UsageError, cannot_write
 from toolchain.fetch import sha256_file
 from toolchain.paths import cache_dir
 from toolchain.say import say
 
 MANIFEST = "manifest.json"
-_fresh: set[str] = set()  # with BANANAOS_CACHE=off: what this process has already built
+VARIABLE = "BANANAOS_CACHE"
+_fresh: set[Path] = set()  # with BANANAOS_CACHE=off: what this process has already built
 
 
 def key_of(inputs: object) -> str:
@@ -41,69 +43,52 @@ def entry(name: str, inputs: object, make: Callable[[Path], None]) -> Path:
     """
     key = key_of(inputs)
     final = cache_dir() / "artifacts" / f"{name.replace('/', '-')}-{key[:16]}"
-    off = os.environ.get("BANANAOS_CACHE") == "off" and str(final) not in _fresh
-    if not off and _usable(final):
+    anew = _is_off() and final not in _fresh
+    if not anew and final.is_dir() and not _damage(final, key):
         return final
     with exclusive(final.name):
-        if off and final.is_dir():
-            shutil.rmtree(final)
-        if not _usable(final):
+        if final.is_dir():
+            damaged = _damage(final, key)
+            if damaged:
+                aside = set_aside(final)
+                say(
+                    f"cache: {final.name}: damaged ({', '.join(damaged)}); "
+                    f"set aside as {aside.name} and built anew"
+                )
+        if (anew and final not in _fresh) or not final.is_dir():
             _build(final, inputs, make)
-        _fresh.add(str(final))
+        _fresh.add(final)
     return final
 
 
 def manifest(directory: Path) -> dict[str, str]:
     """Return file name -> sha256 of an entry."""
-    document: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
+    document: dict[str, Any] = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     return dict(document["files"])
 
 
-def _build(final: Path, inputs: object, make: Callable[[Path], None]) -> None:
+def set_aside(path: Path) -> Path:
+    """Move a damaged directory of the cache out of the way; return where it is now.
+
+    It is not removed: a program that is running in it goes on, and somebody may want to look.
+    """
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f"damaged-{path.name}-", dir=path.parent))
+        path.rename(aside)
     except OSError as exc:
-        raise _unwritable(final, exc) from exc
-    try:
-        temporary.chmod(0o755)
-        make(temporary)
-        files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
-        document = {"inputs": inputs, "files": files}
-        (temporary / MANIFEST).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-        temporary.rename(final)
-    except OSError as exc:
-        raise _unwritable(final, exc) from exc
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        raise cannot_write(path, exc) from exc
+    return aside
 
 
-def _unwritable(path: Path, exc: OSError) -> EnvironmentUnfit:
-    return EnvironmentUnfit(
-        f"{path}: cannot write the cache: {exc.strerror or exc}; free some space or make it "
-        "writable (it follows XDG_CACHE_HOME) and run the same command again"
-    )
-
-
-def _usable(directory: Path) -> bool:
-    if not directory.is_dir():
-        return False
-    try:
-        expected = manifest(directory)
-        damaged = [
-            name
-            for name, sha256 in expected.items()
-            if not (directory / name).is_file() or sha256_file(directory / name) != sha256
-        ]
-    except (OSError, ValueError, KeyError) as exc:
-        damaged = [f"{MANIFEST} ({exc})"]
-    if not damaged:
-        return True
-    say(f"cache: {directory.name}: damaged ({', '.join(damaged)}); set aside and built anew")
-    aside = Path(tempfile.mkdtemp(prefix=f"damaged-{directory.name}-", dir=directory.parent))
-    with contextlib.suppress(FileNotFoundError):  # another process was quicker
-        directory.rename(aside / directory.name)
-    return False
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all in it, even what a build made read-only; it need not exist."""
+    for directory, names, _ in os.walk(path):
+        for name in names:
+            below = Path(directory, name)
+            if not below.is_symlink():
+                below.chmod(0o700)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
 
 
 @contextlib.contextmanager
@@ -114,11 +99,78 @@ def exclusive(name: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("a")
     except OSError as exc:
-        raise _unwritable(path, exc) from exc
+        raise cannot_write(path, exc) from exc
     with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"cache: another process is making {name}; waiting for it")
             fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError as exc:
+            raise EnvironmentUnfit(
+                f"{path}: this file system has no locks ({exc.strerror}); "
+                "set XDG_CACHE_HOME to a directory on a local disk"
+            ) from exc
         yield
+
+
+def _is_off() -> bool:
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "on", "off"):
+        raise UsageError(f"{VARIABLE}={value!r}: expected on or off")
+    return value == "off"
+
+
+def _build(final: Path, inputs: object, make: Callable[[Path], None]) -> None:
+    """Fill a directory beside `final` and put it in its place; the caller holds the lock."""
+    # The lock makes this name ours: whatever lies there was left by a process that was killed.
+    temporary = final.parent / f".{final.name}.new"
+    try:
+        remove_tree(temporary)
+        temporary.mkdir(parents=True)
+        temporary.chmod(0o755)
+        make(temporary)
+        files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
+        document = {"inputs": inputs, "files": files}
+        text = json.dumps(document, indent=1, sort_keys=True) + "\n"
+        (temporary / MANIFEST).write_text(text, encoding="utf-8")
+        _put(temporary, final)
+    except OSError as exc:
+        raise cannot_write(final, exc) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            remove_tree(temporary)
+
+
+def _put(temporary: Path, final: Path) -> None:
+    """Rename; an entry that is there already (BANANAOS_CACHE=off) stays if it is the same."""
+    if final.is_dir():
+        old, new = manifest(final), manifest(temporary)
+        if old == new:
+            return
+        differing = sorted(name for name in old | new if old.get(name) != new.get(name))
+        aside = set_aside(final)
+        say(
+            f"cache: {final.name}: built anew it differs ({', '.join(differing)}); "
+            f"the old one is set aside as {aside.name}"
+        )
+    temporary.rename(final)
+
+
+def _damage(directory: Path, key: str) -> list[str]:
+    """Return what is wrong with an entry, in words; nothing when it is as it was made."""
+    try:
+        document = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        if key_of(document["inputs"]) != key:
+            return [f"{MANIFEST} is of other inputs"]
+        expected = dict(document["files"])
+        present = {path.name for path in directory.iterdir()} - {MANIFEST}
+        damaged = [f"{name} is not of this entry" for name in sorted(present - expected.keys())]
+        for name, sha256 in expected.items():
+            if name not in present:
+                damaged.append(f"{name} is missing")
+            elif sha256_file(directory / name) != sha256:
+                damaged.append(f"{name} has other bytes")
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return [f"{MANIFEST}: {exc}"]
+    return damaged

@@ -6,6 +6,9 @@ that line and exits with the code; there is no traceback.
 Limit: a traceback that does reach the terminal is a bug of this package, not bad input.
 """
 
+import errno
+from pathlib import Path
+
 
 class ArtifactError(Exception):
     """Base of all foreseen failures; never raised itself."""
@@ -35,3 +38,26 @@ class InvalidData(ArtifactError):
     """Data is broken: a hash, a schema, a truncated file, an invalid run (exit code 4)."""
 
     exit_code = 4
+
+
+def cannot_write(path: Path, exc: OSError) -> EnvironmentUnfit:
+    """Return the failure to raise when the cache's `path` could not be written: the reason, a cure.
+
+    Not for files outside the cache: the cure names XDG_CACHE_HOME.
+    """
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        cure = "free some space, or set XDG_CACHE_HOME to a directory that has it"
+    elif exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        cure = "make it writable, or set XDG_CACHE_HOME to a directory that is"
+    else:
+        cure = "see to it, or set XDG_CACHE_HOME to another directory"
+    return EnvironmentUnfit(
+        f"{path}: cannot write: {exc.strerror or exc}; {cure}, and run the same command again"
+    )
+
+
+def cannot_read(path: Path, exc: OSError) -> EnvironmentUnfit:
+    """Return the failure to raise when a file that must be there could not be read."""
+    return EnvironmentUnfit(
+        f"{path}: cannot read: {exc.strerror or exc}; see to it and run the same command again"
+    )

@@ -10,7 +10,6 @@ import csv
 import io
 import re
 import tempfile
-import tomllib
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from debian.deb822 import Packages
 from toolchain.command import run
 from toolchain.errors import EnvironmentUnfit, InvalidData
 from toolchain.paths import REPO
+from toolchain.tomlfile import read_toml
 
 LOCK = REPO / "toolchain" / "debian.lock"
 WANTED = REPO / "toolchain" / "packages.toml"
@@ -49,34 +49,53 @@ def read_lock(path: Path = LOCK) -> list[Package]:
     """
     header = [field.name for field in fields(Package)]
     try:
-        rows = list(csv.reader(io.StringIO(path.read_text()), delimiter="\t"))
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as exc:
         raise InvalidData(f"{path}: cannot read the package lock: {exc.strerror}") from exc
-    if not rows or rows[0] != header:
+    except UnicodeDecodeError as exc:
+        raise InvalidData(f"{path}: not UTF-8: {exc}; restore the file from git") from exc
+    if not lines or lines[0].split("\t") != header:
         raise InvalidData(f"{path}:1: header is not {' '.join(header)!r}; restore it from git")
-    packages = []
-    for number, row in enumerate(rows[1:], start=2):
+    packages: list[Package] = []
+    seen: set[tuple[str, str, str]] = set()
+    for number, line in enumerate(lines[1:], start=2):
         try:
-            tree, name, architecture, version, archive, pool_path, size, sha256 = row
-            if len(bytes.fromhex(sha256)) != 32:
-                raise ValueError(f"sha256 {sha256!r} is not 64 hex digits")
-            packages.append(
-                Package(tree, name, architecture, version, archive, pool_path, int(size), sha256)
-            )
+            package = _parse_row(line.split("\t"), header)
+            key = (package.tree, package.name, package.architecture)
+            if key in seen:
+                raise ValueError(f"{' '.join(key)} is there twice")
         except ValueError as exc:
             raise InvalidData(f"{path}:{number}: {exc}; restore the file from git") from exc
+        seen.add(key)
+        packages.append(package)
     return packages
 
 
+def _parse_row(row: list[str], header: list[str]) -> Package:
+    if len(row) != len(header) or not all(row):
+        raise ValueError(f"{len(row)} columns {row}, expected {len(header)}, none of them empty")
+    tree, name, architecture, version, archive, pool_path, size, sha256 = row
+    if not pool_path.startswith("pool/") or ".." in pool_path.split("/"):
+        raise ValueError(f"pool_path {pool_path!r} is not a path below pool/")
+    if not re.fullmatch(r"[1-9][0-9]*", size):
+        raise ValueError(f"size_bytes {size!r} is not a positive whole number")
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise ValueError(f"sha256 {sha256!r} is not 64 hex digits")
+    return Package(tree, name, architecture, version, archive, pool_path, int(size), sha256)
+
+
 def write_lock(packages: Iterable[Package], path: Path = LOCK) -> None:
-    """Write the lock, sorted, atomically."""
+    """Write the lock, sorted, atomically; raises EnvironmentUnfit in an unwritable checkout."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")
     writer.writerow(field.name for field in fields(Package))
     writer.writerows(astuple(package) for package in sorted(packages))
     temporary = path.with_suffix(".new")
-    temporary.write_text(text.getvalue())
-    temporary.replace(path)
+    try:
+        temporary.write_text(text.getvalue(), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as exc:
+        raise EnvironmentUnfit(f"{path}: cannot write: {exc.strerror}; nothing changed") from exc
 
 
 def relock(mirror: str) -> list[Package]:
@@ -88,7 +107,7 @@ def relock(mirror: str) -> list[Package]:
         raise EnvironmentUnfit(
             f"{KEYRING} is missing: relocking needs a Debian host (package debian-archive-keyring)"
         )
-    wanted = tomllib.loads(WANTED.read_text())
+    wanted = read_toml(WANTED)
     packages: list[Package] = []
     for tree, spec in wanted["trees"].items():
         with tempfile.TemporaryDirectory(prefix="relock-") as directory:

@@ -8,6 +8,7 @@ reach does: a mirror that has dropped a file is reported by fetch.py.
 
 import os
 import shutil
+import urllib.parse
 
 from toolchain.command import run
 from toolchain.errors import EnvironmentUnfit, UsageError
@@ -22,7 +23,7 @@ def find_mirrors() -> list[str]:
     """
     named = os.environ.get(VARIABLE, "")
     if named:
-        if not named.startswith(("http://", "https://")):
+        if not _is_address(named):
             raise UsageError(
                 f"{VARIABLE}={named!r} is not the http(s) address of a Debian archive "
                 "(the directory that holds dists/ and pool/)"
@@ -44,3 +45,12 @@ def find_mirrors() -> list[str]:
             f"{VARIABLE} to the address of one (the directory that holds dists/ and pool/)"
         )
     return mirrors
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half a bracket of an IPv6 address
+        return False
+    return valid and text.isascii() and text.isprintable() and not set(text) & set(" ?#")

@@ -16,25 +16,29 @@ recipe.toml, a table per artifact (`kernel/image` is [image] of kernel/recipe.to
   minutes  what a build takes on two cores, told beforehand
 """
 
+import contextlib
+import errno
+import graphlib
 import os
-import shutil
-import tempfile
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolchain import cache
-from toolchain.errors import InvalidData, UsageError
+from toolchain.command import CommandFailed
+from toolchain.errors import InvalidData, UsageError, cannot_write
 from toolchain.fetch import sha256_file
 from toolchain.inside import run_inside
 from toolchain.paths import REPO, cache_dir
 from toolchain.rootfs import rootfs, tree_key
 from toolchain.say import say
 from toolchain.sources import source, sources
+from toolchain.tomlfile import read_toml
 
 ROOMS = ("kernel", "llama.cpp", "board")
+FULL_BYTES = 1 << 20
+"""A disk with less room than this failed a build, whatever the build itself says."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Recipe:
         """Return name below /recipe -> file: the script and all inputs, patterns resolved."""
         found: dict[str, Path] = {}
         for pattern in (self.script, *self.inputs):
-            matches = sorted(self.room.glob(pattern))
+            matches = sorted(path for path in self.room.glob(pattern) if path.is_file())
             if not matches:
                 raise InvalidData(f"{self.room / 'recipe.toml'}: {pattern}: no such file")
             found |= {str(path.relative_to(self.room)): path for path in matches}
@@ -76,16 +80,31 @@ def recipes() -> dict[str, Recipe]:
     found: dict[str, Recipe] = {}
     for room in ROOMS:
         path = REPO / room / "recipe.toml"
-        for name, table in tomllib.loads(path.read_text()).items():
-            values: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in table.items()
-            }
+        for name, table in read_toml(path).items():
             try:
-                found[f"{room}/{name}"] = Recipe(f"{room}/{name}", REPO / room, **values)
+                found[f"{room}/{name}"] = Recipe(f"{room}/{name}", REPO / room, **_values(table))
             except TypeError as exc:
                 raise InvalidData(f"{path}: [{name}]: {exc}") from exc
+    known = sources()
+    for recipe in found.values():
+        for name in {*recipe.needs} - found.keys() | {*recipe.sources} - known.keys():
+            raise InvalidData(f"{recipe.room / 'recipe.toml'}: [{recipe.name}]: no {name!r}")
+    try:
+        graphlib.TopologicalSorter({name: r.needs for name, r in found.items()}).prepare()
+    except graphlib.CycleError as exc:
+        raise InvalidData(f"recipes that need one another: {', '.join(exc.args[1])}") from exc
     return found
+
+
+def _values(table: Any) -> dict[str, Any]:
+    """Return a recipe's table as arguments of Recipe; raises TypeError for a value of no use."""
+    if not isinstance(table, dict):
+        raise TypeError(f"{table!r} is not a table")
+    kinds = {"script": (str,), "minutes": (int, float), "env": (dict,)}
+    for key, value in table.items():
+        if not isinstance(value, kinds.get(key, (list,))):
+            raise TypeError(f"{key} = {value!r} has the wrong type")
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
 
 
 def build(artifact: str) -> Path:
@@ -123,9 +142,10 @@ def _run(recipe: Recipe, needed: Mapping[str, Path], out: Path) -> None:
     binds |= {f"/src/{name}": source(name) for name in recipe.sources}
     binds |= {f"/in/{name}": path for name, path in needed.items()}
     binds |= {f"/trees/{name}": rootfs(name) for name in recipe.trees}
-    scratch_root = cache_dir() / "build"
-    scratch_root.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{recipe.name}-", dir=scratch_root))
+    # The entry's lock, which cache.entry holds, makes this name ours.
+    scratch = cache_dir() / "build" / out.name
+    cache.remove_tree(scratch)
+    scratch.mkdir(parents=True)
     jobs = len(os.sched_getaffinity(0))
     say(f"build: {recipe.artifact} (about {recipe.minutes:g} min on 2 cores), log {log}")
     try:
@@ -137,12 +157,28 @@ def _run(recipe: Recipe, needed: Mapping[str, Path], out: Path) -> None:
             env={"JOBS": str(jobs), **recipe.env},
             log=log,
         )
+    except CommandFailed as exc:
+        # The log lies on the same disk: what the tools said of it may not have found room.
+        if _is_full(scratch):
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise cannot_write(scratch, full) from exc
+        raise
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the next build of this entry removes it or tells
+            cache.remove_tree(scratch)
     made = {path.name for path in out.iterdir()}
     if made != set(recipe.outputs):
         raise InvalidData(
             f"{recipe.artifact}: the script left {sorted(made)} in /out, recipe.toml promises "
             f"{sorted(recipe.outputs)}"
         )
+    for path in out.iterdir():
+        if path.is_symlink() or not path.is_file():
+            raise InvalidData(f"{recipe.artifact}: output {path.name} is not a plain file")
     say(f"build: {recipe.artifact} done in {done.seconds / 60:.1f} min")
+
+
+def _is_full(directory: Path) -> bool:
+    status = os.statvfs(directory)
+    no_inodes = status.f_files > 0 and status.f_favail == 0
+    return no_inodes or status.f_bavail * status.f_frsize < FULL_BYTES

@@ -5,9 +5,12 @@
  * Promise: `burn vector N MS` runs N threads of vector multiply-adds for MS milliseconds and prints
  * the iterations of all of them per second; `burn barrier N MS` lets N threads meet at a spinning
  * barrier, as ggml's thread pool does, and prints the meetings per second.
- * Limit: needs RVV 1.0 and N harts that are otherwise idle; times are CLOCK_MONOTONIC.
+ * Each thread is bound to a hart of its own, so that the machine is measured and not its scheduler.
+ * Limit: needs RVV 1.0 and harts 0 to N-1 otherwise idle; times are CLOCK_MONOTONIC.
  */
+#define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -125,8 +128,16 @@ int main(int argc, char **argv)
 
 	start_ns = now_ns();
 	for (int i = 0; i < nr_threads; i++) {
-		int err = pthread_create(&workers[i].thread, NULL, body, &workers[i]);
+		pthread_attr_t bound;
+		cpu_set_t hart;
+		int err;
 
+		CPU_ZERO(&hart);
+		CPU_SET(i, &hart);
+		pthread_attr_init(&bound);
+		pthread_attr_setaffinity_np(&bound, sizeof(hart), &hart);
+		err = pthread_create(&workers[i].thread, &bound, body, &workers[i]);
+		pthread_attr_destroy(&bound);
 		if (err) {
 			fprintf(stderr, "burn: thread %d: %s\n", i, strerror(err));
 			return 1;
