@@ -163,6 +163,7 @@ _AGENT: dict[str, Any] = {
         "architecture": "riscv64",
         "isa": "rv64imafdcv",
         "harts": 8,
+        "parked_harts": 24,
         "memory_kib": 1000000,
         "governor": None,
         "python": "3.13.5",

@@ -6,7 +6,7 @@
  * the iterations of all of them per second; `burn barrier N MS` lets N threads meet at a spinning
  * barrier, as ggml's thread pool does, and prints the meetings per second.
  * Each thread is bound to a hart of its own, so that the machine is measured and not its scheduler.
- * Limit: needs RVV 1.0 and harts 0 to N-1 otherwise idle; times are CLOCK_MONOTONIC.
+ * Limit: needs RVV 1.0 and the last N harts otherwise idle; times are CLOCK_MONOTONIC.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MAX_THREADS 64
 #define BATCH 64 /* iterations between two looks at the clock */
@@ -117,13 +118,15 @@ int main(int argc, char **argv)
 	void *(*body)(void *);
 	unsigned long total = 0;
 	double seconds;
+	int nr_harts = (int)sysconf(_SC_NPROCESSORS_ONLN);
 
 	if (argc != 4 || (strcmp(argv[1], "vector") && strcmp(argv[1], "barrier"))) {
 		fprintf(stderr, "use: burn vector|barrier THREADS MILLISECONDS\n");
 		return 2;
 	}
 	body = strcmp(argv[1], "vector") ? barrier_worker : vector_worker;
-	nr_threads = (int)number(argv[2], "threads", 1, MAX_THREADS);
+	nr_threads =
+		(int)number(argv[2], "threads", 1, nr_harts < MAX_THREADS ? nr_harts : MAX_THREADS);
 	duration_ns = number(argv[3], "milliseconds", 1, 3600000) * 1000000L;
 
 	start_ns = now_ns();
@@ -133,7 +136,8 @@ int main(int argc, char **argv)
 		int err;
 
 		CPU_ZERO(&hart);
-		CPU_SET(i, &hart);
+		/* From the last one down: the first hart also does the kernel's errands. */
+		CPU_SET(nr_harts - 1 - i, &hart);
 		pthread_attr_init(&bound);
 		pthread_attr_setaffinity_np(&bound, sizeof(hart), &hart);
 		err = pthread_create(&workers[i].thread, &bound, body, &workers[i]);

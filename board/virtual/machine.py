@@ -21,6 +21,7 @@ class Machine:
     """One virtual machine; field meanings and reasons stand in machine.toml."""
 
     harts: int
+    parked_harts: int
     vlen_bits: int
     memory_mib: int
     icount_shift: int
@@ -60,7 +61,7 @@ def firmware_and_cpu(machine: Machine) -> list[str]:
         "qemu-system-riscv64",
         *("-machine", "virt"),
         *("-cpu", machine.cpu_argument()),
-        *("-smp", str(machine.harts)),
+        *("-smp", str(machine.harts + machine.parked_harts)),
         *("-m", f"{machine.memory_mib}M"),
         *("-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none"),
@@ -82,7 +83,7 @@ def deterministic(machine: Machine, seed: int) -> list[str]:
         *("-icount", f"shift={machine.icount_shift},sleep=off"),
         *("-seed", str(seed)),
         *("-rtc", "base=2026-01-01T00:00:00,clock=vm"),
-        *("-append", machine.append),
+        *("-append", machine.append.format(harts=machine.harts)),
         *("-chardev", "file,id=console,path=/out/console.log"),
         *("-serial", "chardev:console"),
         *("-device", "virtio-serial-device"),

@@ -33,12 +33,17 @@ def shell(model: str) -> int:
     """
     if not sys.stdin.isatty():
         raise UsageError("board shell: standard input is no terminal; use ./inv run for scripts")
-    machine = default_machine()
+    machine = default_machine({"parked_harts": 0})
     qemu = [
         *firmware_and_cpu(machine),
         *("-accel", "tcg,thread=multi"),
         # All harts at once, and idle ones should leave the host alone.
-        *("-append", machine.append.replace(" maxcpus=1", "").replace(" nohlt", "")),
+        *(
+            "-append",
+            machine.append.format(harts=machine.harts)
+            .replace(" maxcpus=1", "")
+            .replace(" nohlt", ""),
+        ),
         *("-serial", "mon:stdio"),
     ]
     with tempfile.TemporaryDirectory(prefix="bananaos-shell-") as scratch:
