@@ -34,9 +34,7 @@ SYMPTOMS = (
     ("guest-rcu-stall", re.compile(r"rcu: INFO: \S+ (self-)?detected (expedited )?stall")),
     (
         "guest-oops",
-        re.compile(
-            r"^(\[[^]]*\] )?(Oops( - |\b)|Kernel BUG|kernel BUG at)|Unable to handle kernel"
-        ),
+        re.compile(r"\bOops\b.*\[#\d+\]|[Kk]ernel BUG\b|Unable to handle kernel"),
     ),
     ("guest-panic", re.compile(r"Kernel panic - not syncing")),
 )
