@@ -126,7 +126,7 @@ def board(_: Context, action: str, model: str = "banana-tiny") -> None:
     raise Exit(code=shell(model))
 
 
-@task(group="Build", positional=["artifact"], help={"artifact": "such as kernel/image; none: all"})
+@task(group="Build", help={"artifact": "such as kernel/image (default: all)"})
 def build(_: Context, artifact: str = "") -> None:
     """Build an artifact (or all) in the pinned tree; prints the folder of each."""
     from toolchain import recipe

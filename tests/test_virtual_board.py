@@ -5,6 +5,7 @@ share one guest (tests/guest_faults.py runs there).  Nothing is simulated: panic
 """
 
 import concurrent.futures
+import dataclasses
 import os
 import signal
 import threading
@@ -23,7 +24,10 @@ from toolchain.recipe import build
 
 pytestmark = pytest.mark.boot
 
-SMALL = default_machine({"memory_mib": 384})
+SMALL = dataclasses.replace(
+    default_machine({"memory_mib": 384}),
+    append=default_machine().append + " rcupdate.rcu_cpu_stall_timeout=3",
+)
 DEADLINE_S = 240.0
 
 
@@ -55,7 +59,8 @@ PROVOKE = "insmod /payload/lkdtm.ko || exit 9; echo {} >/sys/kernel/debug/provok
 FAULTS = {
     "guest-panic": "echo c >/proc/sysrq-trigger",
     "guest-oops": PROVOKE.format("EXCEPTION"),
-    "guest-rcu-stall": PROVOKE.format("SOFTLOCKUP"),
+    # With one hart nobody would be left to notice.
+    "guest-rcu-stall": f"harts begin; {PROVOKE.format('SOFTLOCKUP')}",
     "guest-oom": "python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'",
     "no-results": "busybox poweroff -f",
 }
