@@ -163,7 +163,6 @@ _AGENT: dict[str, Any] = {
         "architecture": "riscv64",
         "isa": "rv64imafdcv",
         "harts": 8,
-        "parked_harts": 24,
         "memory_kib": 1000000,
         "governor": None,
         "python": "3.13.5",
@@ -274,6 +273,7 @@ class FakeBoard:
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         return {
             "harts": 8,
+            "parked_harts": 24,
             "vlen_bits": 256,
             "memory_mib": 1024,
             "icount_shift": 3,
