@@ -20,7 +20,7 @@ from board.virtual.boot import boot
 from board.virtual.machine import Machine, default_machine
 from toolchain.recipe import build
 
-pytestmark = pytest.mark.boot
+pytestmark = [pytest.mark.boot, pytest.mark.long]
 
 MACHINE = default_machine({"memory_mib": 512})
 LOAD = {"mode": "closed", "requests": 2, "warmup_requests": 0, "prompt_words": 12, "max_tokens": 4}
