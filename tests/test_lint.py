@@ -29,7 +29,7 @@ SIZE_LIMIT_BYTES = 512 * 1024
 LARGE_FILES = {"toolchain/debian.lock"}
 # Spelled so that neither pattern matches this file.
 REGISTRY = re.compile(
-    r"\b(?:pypi|test\.pypi|pythonhosted|npmjs|crates|rubygems|proxy\.golang|index\.docker|ghcr|quay"
+    r"\b(?:py[p]i|test\.py[p]i|python[h]osted|np[m]js|crates|rubygems|proxy\.golang|index\.docker|ghcr|quay"
     r"|huggingface|(?:deb|ftp|http|security|snapshot|archive)\.debian|archive\.ubuntu)"
     r"\.(?:org|io|com|co)\b"
 )
@@ -232,7 +232,7 @@ FAULTS = [
     ("clang_format", "a.c", "int f(void) {\n  return 1;\n}\n", "a.c:1:12: error: code should be"),
     ("clang_format", "x/a.bpf.c", "int  a;\n", "x/a.bpf.c:1:4: error: code should be"),
     ("clang_format", "a.h", "int  a;\n", "a.h:1:4: error: code should be"),
-    ("registry_hosts", "a.md", "see\nfiles.pythonhosted" + ".org\n", "a.md:2: files"),
+    ("registry_hosts", "a.md", "see\nfiles.python" + "hosted.org\n", "a.md:2: files"),
     ("registry_hosts", "docker/a", "deb http://deb.debian" + ".org/debian x\n", "docker/a:1: deb"),
     ("home_directories", "a.toml", 'x = "/home' + '/ann/x"\n', 'a.toml:1: x = "/ho'),
     ("home_directories", "a", "cd /root" + "/x\n", "a:1: cd /ro"),
