@@ -107,6 +107,7 @@ def test_another_seed_gives_other_numbers(reproduction: Reproduction) -> None:
     assert first["loadgen"]["summary"] != second["loadgen"]["summary"]
 
 
+@pytest.mark.long
 def test_same_cell_gives_the_same_bytes_at_once_and_elsewhere(
     reproduction: Reproduction, repo: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_vlen_and_policy_are_checked_before_anything_is_built(repo: Path, tmp_pa
         assert len(stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_running_and_the_run_void(repo: Path, tmp_path: Path) -> None:
     process = inv(repo, "run", "--seed", 3, "--results", tmp_path)
     console = wait_for_console(tmp_path)
