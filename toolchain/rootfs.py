@@ -133,18 +133,12 @@ def _unpack_batch(packages: list[lock.Package], root: Path, exclude: list[str]) 
     can outlive this process.
     """
     stop = threading.Event()
+    owner: dict[str, str] = {}
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        futures = [pool.submit(_unpack, package, root, exclude, stop) for package in packages]
-        owner: dict[str, str] = {}
+        futures = [pool.submit(_unpack, package, root, exclude, owner, stop) for package in packages]
         try:
-            for package, future in zip(packages, futures, strict=True):
-                for name in future.result():
-                    other = owner.setdefault(name, package.name)
-                    if other != package.name:
-                        raise InvalidData(
-                            f"{lock.LOCK}: {package.name} and {other} both hold {name}: which of "
-                            "the two the tree gets would be chance"
-                        )
+            for future in futures:
+                future.result()
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -152,9 +146,13 @@ def _unpack_batch(packages: list[lock.Package], root: Path, exclude: list[str]) 
 
 
 def _unpack(
-    package: lock.Package, root: Path, exclude: list[str], stop: threading.Event
-) -> list[str]:
-    """Unpack one package; return the names of what it holds beside directories."""
+    package: lock.Package,
+    root: Path,
+    exclude: list[str],
+    owner: dict[str, str],
+    stop: threading.Event,
+) -> None:
+    """Unpack one package; `owner` tells whose each name beside directories is."""
     path = fetch.downloads_dir() / package.sha256
     try:
         content = path.read_bytes()
@@ -165,16 +163,19 @@ def _unpack(
             f"{path}: {package.name} {package.version} changed on the disk while it was unpacked; "
             "run the same command again to fetch it anew"
         )
-    names = []
     for member, archive in _members(package, content):
         if stop.is_set():
             break
         name = str(member.name).removeprefix("./")
-        if not any(fnmatch.fnmatchcase(name, glob) for glob in exclude):
-            _place(archive, member, name, root)
-            if not member.isdir():
-                names.append(name)
-    return names
+        if any(fnmatch.fnmatchcase(name, glob) for glob in exclude):
+            continue
+        # Claimed before it is written: two threads never write one file. setdefault is atomic.
+        if not member.isdir() and (other := owner.setdefault(name, package.name)) != package.name:
+            raise InvalidData(
+                f"{lock.LOCK}: {package.name} and {other} both hold {name}: which of the two the "
+                "tree gets would be chance"
+            )
+        _place(archive, member, name, root)
 
 
 def _members(
