@@ -77,10 +77,17 @@ def reproduction(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Reprod
 def test_reproduction_is_valid(reproduction: Reproduction) -> None:
     with (reproduction.root / "summary.csv").open() as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == 2
+    assert len(rows) == 3
     assert all(row["valid"] == "true" and not row["invalid_reasons"] for row in rows)
     assert all(float(row["output_tps"]) > 0 and float(row["mean_ttft_ms"]) > 0 for row in rows)
     assert "virtual" in reproduction.stdout.lower()
+
+
+def test_smollm2_knows_paris_on_the_virtual_board(reproduction: Reproduction) -> None:
+    [record] = [r for r in reproduction.records() if r["cell"]["model"] == "smollm2"]
+    [request] = record["loadgen"]["requests"]
+    assert "Paris" in request["text"]
+    assert "Paris" in reproduction.stdout
 
 
 def test_vector_registers_were_used(reproduction: Reproduction) -> None:
@@ -107,7 +114,6 @@ def test_another_seed_gives_other_numbers(reproduction: Reproduction) -> None:
     assert first["loadgen"]["summary"] != second["loadgen"]["summary"]
 
 
-@pytest.mark.long
 def test_same_cell_gives_the_same_bytes_at_once_and_elsewhere(
     reproduction: Reproduction, repo: Path, tmp_path: Path
 ) -> None:

@@ -92,18 +92,11 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
         **CLIENT,
     )
     flags = cell["server"]["flags"]
-    # Generated prompts cost the preflight a second or two of Python, best spent before the other
-    # harts start; a literal prompt costs it nothing, and a real model is loaded faster by all.
-    literal = cell["load"]["prompt"] is not None
-    early, late = (options.around_load, None) if literal else (None, options.around_load)
     log = options.out / "server.log"
-    with (
-        _around(early),
-        running(options.server, options.model, flags, options.port, log) as server,
-    ):
+    with running(options.server, options.model, flags, options.port, log) as server:
         _say("llama-server started")
         window = _Window(server)
-        hooks = Hooks(load=lambda: _around(late), window=window.measured)
+        hooks = Hooks(load=lambda: _around(options.around_load), window=window.measured)
         result = asyncio.run(_load_while_alive(config, server, hooks))
         platform["server"] = _describe(server, window)
         if server.exit_code is not None:
@@ -247,8 +240,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--around-load",
         type=Path,
-        help="a program to run with the argument 'begin' before the load and 'end' after it "
-        "(around the server's life when the prompt is a literal one)",
+        help="a program to run with the argument 'begin' before the first completion and 'end' "
+        "after the last one",
     )
     parser.add_argument("--port", type=int, default=8080, help="loopback port (default 8080)")
     return parser.parse_args()

@@ -75,7 +75,8 @@ def request_fields(config: LoadConfig) -> dict[str, Any]:
 class Hooks:
     """What a caller wants done around the parts of a run; none of it is inside what is timed.
 
-    load: entered when the server has been found ready, left when all requests have ended.
+    load: entered when the server is up and has been asked what it is, before the first completion
+        (the probe); left when all requests have ended.
     window: entered right before the first measured request, left right after the last one, for
         instruments that measure the same window.
     """
@@ -141,8 +142,6 @@ class _Run:
             self.problems["slots<concurrency"] = f"{slots} slots, concurrency {config.concurrency}"
         # Each word is a token at least.
         self._check_context(self.expected_prompt_tokens or config.prompt_words or 0)
-        if config.preflight and not self.problems:
-            await self._probe()
 
     def _make_prompts(self) -> None:
         config = self.config
@@ -224,8 +223,11 @@ class _Run:
                 group.create_task(self._work(worker, remaining, t_phase_ns))
 
     async def load(self) -> None:
-        """Put the load on the server: first the warm-up, then what counts."""
-        await self.warm_up()
+        """Put the load on the server: the probe, then the warm-up, then what counts."""
+        if self.config.preflight:
+            await self._probe()
+        if not self.problems:
+            await self.warm_up()
         if not self.problems:
             await self.measure()
 

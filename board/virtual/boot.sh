@@ -3,12 +3,17 @@
 # Runs inside the pinned tree; /payload holds the files, /in/board/initramfs the base archive.
 set -eu
 cp /in/board/initramfs/initramfs.cpio /build/initrd
+# A copy, because the files below /payload are the caller's: with his modes, and with times that tell
+# when they were written, which the guest must not learn.
+cp -R /payload /build/payload
+chmod -R u=rwX,go=rX /build/payload
+find /build/payload -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 # The kernel reads archives one after the other; a later one adds to the earlier.
-cd /
-find payload -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} + 2>/dev/null || :
+cd /build
 find payload | LC_ALL=C sort |
 	cpio --create --format=newc --owner=0:0 --reproducible --quiet >>/build/initrd
-cd /build
+rm -r /build/payload
+sha256sum initrd # into the log: all that the guest is given, in one line
 code=0
 "$@" || code=$?
 times >/build/times
