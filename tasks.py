@@ -113,6 +113,24 @@ def calibrate(_: Context, json: str = "", vlen: int = 0, shift: int = 0, quantum
 
 
 @task(
+    group="Check",
+    help={
+        "json": "also write the result to this file (schemas/audit.schema.json)",
+        "tables": "audit the tables of this folder instead (default: artifact/published)",
+        "accept": "make the verdicts found the expected ones (artifact/expected/audit.json)",
+    },
+)
+def check_published(_: Context, json: str = "", tables: str = "", accept: bool = False) -> None:
+    """Audit the report's printed numbers: do they agree, do they bear what is stated?  No run.
+
+    Exit codes: 0 every verdict is the expected one, 1 one differs, 2 usage, 4 invalid data.
+    """
+    from analysis.audit.run import check
+
+    check(Path(json) if json else None, Path(tables) if tables else None, accept)
+
+
+@task(
     group="Board",
     positional=["action"],
     help={"action": "shell: boot with this terminal as console", "model": "model in /payload"},

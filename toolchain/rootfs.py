@@ -135,7 +135,9 @@ def _unpack_batch(packages: list[lock.Package], root: Path, exclude: list[str]) 
     stop = threading.Event()
     owner: dict[str, str] = {}
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        futures = [pool.submit(_unpack, package, root, exclude, owner, stop) for package in packages]
+        futures = [
+            pool.submit(_unpack, package, root, exclude, owner, stop) for package in packages
+        ]
         try:
             for future in futures:
                 future.result()
