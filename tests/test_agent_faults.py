@@ -45,9 +45,10 @@ class Case:
     says: str = ""
 
 
+# The first completion is the probe's, the second one is in the window.
 CRASH = """cat >/tmp/crashing <<'END'
 #!/bin/sh
-(until grep -q 'launch_slot_' /results/crash/server.log; do :; done; kill -SEGV $$) &
+(until [ "$(grep -c 'launch_slot_' /results/crash/server.log)" -ge 2 ]; do :; done; kill -SEGV $$) &
 exec /payload/llama-server "$@"
 END
 chmod +x /tmp/crashing"""
