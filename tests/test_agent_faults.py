@@ -24,7 +24,7 @@ pytestmark = pytest.mark.boot
 
 # No parked harts: nothing is timed here, and each halted hart costs the host time (machine.toml).
 MACHINE = default_machine({"memory_mib": 512, "parked_harts": 0})
-LOAD = {"mode": "closed", "requests": 2, "warmup_requests": 0, "prompt_words": 12, "max_tokens": 4}
+LOAD = {"mode": "closed", "requests": 2, "warmup_requests": 0, "prompt_words": 12}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Case:
     before: str = ""
     server: str = "/payload/llama-server"
     model: str = "/payload/model.gguf"
-    ctx_per_slot: int = 64
+    max_tokens: int = 4
     says: str = ""
 
 
@@ -58,8 +58,14 @@ echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT) &"""
 
 CASES = {
     "fine": Case(agent=[], load=[]),
-    "crash": Case(["server-died"], ["failed_requests"], before=CRASH, server="/tmp/crashing"),
-    "out-of-context": Case([], ["context_too_small"], ctx_per_slot=8, says="load invalid"),
+    "crash": Case(
+        ["server-died"],
+        ["failed_requests", "server_changed"],
+        before=CRASH,
+        server="/tmp/crashing",
+    ),
+    # llama.cpp gives no slot less than 256 tokens.
+    "out-of-context": Case([], ["context_too_small"], max_tokens=250, says="load invalid"),
     "truncated-model": Case(
         ["server-died"],
         None,
@@ -78,12 +84,12 @@ CASES = {
 }
 
 
-def cell(ctx_per_slot: int) -> dict[str, Any]:
-    shape = {"threads": 1, "threads_batch": 1, "poll": 50, "ctx_per_slot": ctx_per_slot}
+def cell(max_tokens: int) -> dict[str, Any]:
+    shape = {"threads": 1, "threads_batch": 1, "poll": 50, "ctx_per_slot": 64}
     return {
         "machine": MACHINE.as_cell(),
         "concurrency": 2,
-        "load": {**LOAD, "prompt": None, "seed": 1},
+        "load": {**LOAD, "max_tokens": max_tokens, "prompt": None, "seed": 1},
         "server": {"flags": server_flags(Definitions.read().flags, shape, 2)},
     }
 
@@ -113,7 +119,7 @@ def boot_all(directory: Path, machine: Machine = MACHINE) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, case in CASES.items():
         payload[f"{name}.json"] = directory / f"{name}.json"
-        payload[f"{name}.json"].write_text(json.dumps(cell(case.ctx_per_slot)))
+        payload[f"{name}.json"].write_text(json.dumps(cell(case.max_tokens)))
     boot(
         machine,
         seed=1,
