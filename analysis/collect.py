@@ -1,27 +1,35 @@
-"""From run records to results/summary.csv.
+"""From run records to results/summary.csv: the tidy table, a row per run.
 
 Promise: one row per run, valid or not, with the columns of summary-row.schema.json in their order;
 the same records give the same bytes; the file is replaced whole.  A bad record stops the collection
-and is named.
-Limit: nothing is averaged here, and what no instrument measured is an empty field.
+and is named.  The last columns repeat facts under the names that the report's own summary used.
+Limit: nothing is averaged here, what no instrument measured is an empty field, and records are
+looked at one by one: whether they fit together is for analysis/admit.py.
 """
 
 import csv
+import functools
+import hashlib
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import schemas
-from schemas.record import read_records, split_run_id
+from analysis.instruments import vstate_columns
+from schemas.record import comparable, read_records, split_run_id
+from toolchain.errors import InvalidData
 from toolchain.paths import REPO
 
 SUMMARY = "summary.csv"
 INDEX = "index.json"
+Index = Mapping[str, Mapping[str, list[str]]]
 _BOARDS = REPO / "board" / "boards.toml"
 _SEPARATOR = ";"
+_WITH_SCHEDULER = frozenset({"long-slice", "vhot", "cooperative"})
+"""Policies that scx_vstate serves; the others are the kernel's own scheduler."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,9 @@ class CollectedRun:
     """A run as the analysis sees it.
 
     row: its row (summary-row.schema.json).  n_ok: requests its latencies come from.  texts: the
-    answers to its measured requests.
+    answers to its measured requests.  record: its record without `loadgen`.  times_ms: when each
+    measured request was sent, first answered and done, by which a copied run is known.
+    fingerprint: SHA-256 of what two runs of one cell on a deterministic board share.
     """
 
     row: Mapping[str, Any]
@@ -37,6 +47,9 @@ class CollectedRun:
     experiments: tuple[str, ...]
     n_ok: int
     texts: tuple[str, ...]
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    times_ms: tuple[float | None, ...] = field(default=(), repr=False)
+    fingerprint: str = ""
 
 
 def collect(results: Path) -> list[CollectedRun]:
@@ -44,38 +57,50 @@ def collect(results: Path) -> list[CollectedRun]:
 
     Raises InvalidData (a bad record, nothing is written) and EnvironmentUnfit (cannot be written).
     """
-    boards = schemas.read_toml(_BOARDS, "boards")["boards"]
-    index = schemas.read(results / INDEX, "results")["experiments"]
-    runs = [_collected(record, index, boards) for record in read_records(results)]
-    runs.sort(key=_order)
-    columns = schemas.schema("summary-row")["required"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for run in runs:
-        schemas.check(run.row, "summary-row")
-        writer.writerow([_field(run.row[column]) for column in columns])
-    schemas.replace_text(results / SUMMARY, text.getvalue())
+    index = read_index(results)
+    runs = in_order(collected(record, index) for record in read_records(results))
+    schemas.replace_text(results / SUMMARY, summary_csv(runs))
     return runs
 
 
-def _collected(
-    record: Mapping[str, Any],
-    index: Mapping[str, Mapping[str, list[str]]],
-    boards: Mapping[str, Mapping[str, str]],
-) -> CollectedRun:
+def read_index(results: Path) -> Index:
+    """Which cells (hashes) each experiment consists of on each board; raises InvalidData."""
+    index: Index = schemas.read(results / INDEX, "results")["experiments"]
+    return index
+
+
+def in_order(runs: Iterable[CollectedRun]) -> list[CollectedRun]:
+    """Sorted by experiment, board, model, policy, concurrency, seed and attempt."""
+    return sorted(runs, key=_order)
+
+
+def summary_csv(runs: Iterable[CollectedRun]) -> str:
+    """The text of summary.csv for these runs; raises InvalidData at a row that cannot be."""
+    names = schemas.schema("summary-row")["required"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for run in runs:
+        schemas.check(run.row, "summary-row")
+        writer.writerow([_field(run.row[name]) for name in names])
+    return text.getvalue()
+
+
+def collected(record: Mapping[str, Any], index: Index) -> CollectedRun:
+    """The run of a record that was read (schemas.record) from a folder with this index."""
     cell, loadgen = record["cell"], record["loadgen"]
     digits, _ = split_run_id(record["run_id"])
     experiments = tuple(
         sorted(name for name, cells in index.items() if digits in cells.get(cell["board"], ()))
     )
     summary = loadgen["summary"] if loadgen else {}
+    measured = [r for r in loadgen["requests"] if r["phase"] == "measured"] if loadgen else []
     row: dict[str, Any] = dict.fromkeys(schemas.schema("summary-row")["required"])
     row |= {
         "run_id": record["run_id"],
         "experiment": _SEPARATOR.join(experiments) or None,
         "board": cell["board"],
-        "platform": boards[cell["board"]]["platform"],
+        "platform": _platform(record),
         "model": cell["model"],
         "policy": cell["policy"],
         "concurrency": cell["concurrency"],
@@ -86,10 +111,56 @@ def _collected(
         "mean_ttft_ms": summary.get("mean_ttft_ms"),
         "p95_ttft_ms": summary.get("p95_ttft_ms"),
         "mean_latency_ms": summary.get("mean_latency_ms"),
+        "vlen_bits": _vlen_bits(record),
+        "window_ms": summary.get("window_ms"),
+        "requests_ok": summary.get("n_ok"),
+        "experiment_mode": _mode(cell["policy"], record["profiler"] is not None),
+        "aggregate_tps": summary.get("output_tps"),
+        **vstate_columns(record),
     }
-    requests = loadgen["requests"] if loadgen else []
-    texts = tuple(request["text"] for request in requests if request["phase"] == "measured")
-    return CollectedRun(row, digits, experiments, summary.get("n_ok", 0), texts)
+    return CollectedRun(
+        row=row,
+        cell_hash=digits,
+        experiments=experiments,
+        n_ok=summary.get("n_ok", 0),
+        texts=tuple(request["text"] for request in measured),
+        record={key: value for key, value in record.items() if key != "loadgen"},
+        times_ms=tuple(
+            request[key] for request in measured for key in ("t_send_ms", "ttft_ms", "e2e_ms")
+        ),
+        fingerprint=hashlib.sha256(comparable(record)).hexdigest(),
+    )
+
+
+def _platform(record: Mapping[str, Any]) -> str:
+    board = record["cell"]["board"]
+    if board not in _platforms():
+        raise InvalidData(
+            f"{record['run_id']}: its board is {board!r}, expected one of board/boards.toml: "
+            f"{', '.join(_platforms())}: add it there, or leave the run out"
+        )
+    return _platforms()[board]
+
+
+@functools.cache
+def _platforms() -> Mapping[str, str]:
+    boards = schemas.read_toml(_BOARDS, "boards")["boards"]
+    return {name: board["platform"] for name, board in boards.items()}
+
+
+def _vlen_bits(record: Mapping[str, Any]) -> int | None:
+    machine, platform = record["cell"]["machine"], record["platform"]
+    if machine is not None:
+        bits: int | None = machine["vlen_bits"]
+        return bits
+    server = platform["server"] if platform else None
+    return server["vlen_bits"] if server else None
+
+
+def _mode(policy: str, profiled: bool) -> str:
+    if policy in _WITH_SCHEDULER:
+        return "scx_profiler" if profiled else "scx"
+    return "profiler" if profiled else "baseline"
 
 
 def _order(run: CollectedRun) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 from referencing import Registry, Resource
 
+from schemas.quick import Compiler
 from toolchain.errors import EnvironmentUnfit, InvalidData
 
 _DIRECTORY = Path(__file__).resolve().parent
@@ -53,6 +54,9 @@ def schema(name: str) -> Mapping[str, Any]:
     text = (_DIRECTORY / f"{name}.schema.json").read_text(encoding="utf-8")
     content: Mapping[str, Any] = json.loads(text)
     return content
+
+
+_quick = Compiler(schema)
 
 
 def names() -> list[str]:
@@ -148,6 +152,8 @@ def _check(document: object, name: str, where: str) -> None:
             )
     if problem := _not_json(document, "$"):
         raise InvalidData(f"{where}: {problem}")
+    if _quick.accepts(name, document):
+        return
     errors = list(_validator(name).iter_errors(document))
     if errors:
         # A misspelt key is both unknown and missing: the unknown one says more.

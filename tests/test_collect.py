@@ -13,6 +13,7 @@ from rich.console import Console
 
 import schemas
 from analysis.collect import CollectedRun, collect
+from analysis.instruments import vstate_columns
 from analysis.table import Expectation, print_table
 from board.base import RunFailed
 from board.cell import Overrides
@@ -26,6 +27,8 @@ COLUMNS = [
     "save_count", "undiscarded_save_count", "discarded_save_count", "spin_save_count",
     "restore_count", "save_total_ns", "saves_per_s", "vstate_ns_per_request",
     "vstate_cpu_capacity_ppm", "context_switches", "migrations", "critical_instructions",
+    "vlen_bits", "bytes_per_save", "window_ms", "requests_ok", "context_switches_per_request",
+    "experiment_mode", "aggregate_tps", "vstate_total_ns",
 ]  # fmt: skip
 
 
@@ -69,6 +72,8 @@ def test_columns_and_rows(results: Path) -> None:
     assert got[1]["p95_ttft_ms"] == "2501.0"
     assert got[1]["mean_latency_ms"] == "4001.0"
     assert got[1]["platform"] == got[1]["board"] == "virtual"
+    assert got[1]["aggregate_tps"] == got[1]["output_tps"]
+    assert (got[1]["experiment_mode"], got[1]["vlen_bits"]) == ("baseline", "256")
     assert got[1]["invalid_reasons"] == got[1]["save_count"] == got[1]["migrations"] == ""
     assert got[2]["invalid_reasons"] == "guest-panic"
     assert got[2]["output_tps"] == ""
@@ -164,6 +169,47 @@ def test_things_that_are_no_runs_are_named(results: Path, kind: str) -> None:
         path.mkdir()
     with pytest.raises(InvalidData, match="runs/notes"):
         collect(results)
+
+
+def test_columns_of_the_instruments() -> None:
+    """By hand: 30 saves of 12 and 18 in 2 s, 8 requests, at VLEN 256."""
+    kind = {"kind": "save", "role": "context-switch"}
+    scope = {"count": 30, "total_ns": 60_000}
+    observer = {
+        "totals": {"user_saves": 30, "undiscarded_saves": 20, "discarded_saves": 10,
+                   "spin_saves": 4, "switches": 80, "migrations": None},
+    }  # fmt: skip
+    profiler = {
+        "sites": [
+            {**kind, "state": "user", "target": scope},
+            {**kind, "state": "kernel", "target": {"count": 99, "total_ns": 99}},
+        ],
+        "restores": {"target": {"count": 28}},
+        "vstate_cpu_capacity_ppm": {"target": 3.75},
+    }
+    harts = [{"target_count": 12, "target_bytes": 12_288},
+             {"target_count": 18, "target_bytes": 18_432}]  # fmt: skip
+    truth = {
+        "sites": [{**kind, "state": "user", "harts": harts}],
+        "restores": {"target": {"count": 29}},
+        "critical_instructions": 12345,
+    }
+    whole = {"observer": observer, "profiler": profiler, "truth": truth,
+             "loadgen": {"summary": {"n_ok": 8, "window_ms": 2000.0}}}  # fmt: skip
+    found = vstate_columns(whole)
+    assert found == {
+        "save_count": 30, "undiscarded_save_count": 20, "discarded_save_count": 10,
+        "spin_save_count": 4, "restore_count": 29, "save_total_ns": 60_000,
+        "vstate_total_ns": 60_000, "saves_per_s": 15.0, "vstate_ns_per_request": 7500.0,
+        "vstate_cpu_capacity_ppm": 3.75, "context_switches": 80,
+        "context_switches_per_request": 10.0, "migrations": None, "critical_instructions": 12345,
+        "bytes_per_save": 1024.0,
+    }  # fmt: skip
+    none = dict.fromkeys(whole)
+    assert set(vstate_columns(none).values()) == {None}
+    assert vstate_columns({**none, "truth": truth})["save_count"] == 30
+    alone = vstate_columns({**none, "profiler": profiler, "loadgen": whole["loadgen"]})
+    assert (alone["save_count"], alone["saves_per_s"], alone["context_switches"]) == (30, 15.0, None)
 
 
 # ------------------------------------------------------------------------------- the table

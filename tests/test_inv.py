@@ -100,7 +100,7 @@ class Checkout:
 
     @property
     def making(self) -> str:
-        return f"inv: making the Python environment {self.venv} (once; about 300 MB)\n"
+        return f"inv: making the Python environment {self.venv} (once; about 700 MB)\n"
 
 
 def _pack_invoke(directory: Path) -> str:

@@ -34,8 +34,11 @@ _INV = "./inv"
 _LIST_FORMATS = ("flat", "nested", "json")
 
 
-def task(*, group: str, **options: Any) -> Callable[[Body], "Task[Body]"]:
+def task(*, group: str, words: str | None = None, **options: Any) -> Callable[[Body], "Task[Body]"]:
     """invoke.task with the heading under which --list shows the verb.
+
+    words: the iterable option that bare words after the verb belong to: with words="results",
+    `analyze a b` is `analyze --results a --results b`.  Such a verb must be the last one called.
 
     The groups are shown in the order in which tasks.py first names them, the verbs of a group in
     the order of their definition.  `options` are those of invoke.task (help, name, optional, ...).
@@ -44,6 +47,7 @@ def task(*, group: str, **options: Any) -> Callable[[Body], "Task[Body]"]:
     def decorate(body: Body) -> "Task[Body]":
         made: Task[Body] = invoke.tasks.task(**options)(body)
         made.group = group  # type: ignore[attr-defined]
+        made.words = words  # type: ignore[attr-defined]
         return made
 
     return decorate
@@ -100,10 +104,28 @@ class Program(invoke.program.Program):
 
     def parse_tasks(self) -> None:
         with _usage_failures():
+            self.core.unparsed = self._bare_words_as_options(self.core.unparsed)
             try:
                 super().parse_tasks()
             except ValueError as error:  # int() of what was given to an option
                 raise ParseError(f"an option takes a whole number: {error}") from error
+
+    def _bare_words_as_options(self, words: list[str]) -> list[str]:
+        """Put the option's name before each bare word after a verb that has `words`."""
+        contexts = {context.name: context for context in self.collection.to_contexts()}
+        done: list[str] = []
+        option = context = None
+        value_follows = False
+        for word in words:
+            if option and context and not value_follows and not word.startswith("-"):
+                done.append(f"--{option}")
+            elif word in contexts and option is None:
+                context = contexts[word]
+                option = getattr(self.collection.tasks.get(word), "words", None)
+            flag = context.flags.get(word) if context and word.startswith("-") else None
+            value_follows = flag is not None and flag.takes_value
+            done.append(word)
+        return done
 
     def parse_cleanup(self) -> None:
         with _usage_failures():
