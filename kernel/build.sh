@@ -8,8 +8,8 @@
 set -eu
 : "${JOBS:?}" "${SOURCE_DATE_EPOCH:?}"
 
-recipe=${RECIPE:-/recipe}
-out=${OUT:-/out}
+recipe=/recipe
+out=/out
 work=$PWD
 source=$work/linux
 
@@ -39,10 +39,9 @@ make -s KCONFIG_ALLCONFIG="$recipe/config/virtual.fragment" allnoconfig
 python3 "$recipe/lint.py" --fragment "$recipe/config/virtual.fragment" \
 	--forbidden "$recipe/config/forbidden.toml" --config .config --source .
 
-make -s -j "$JOBS" Image modules
+make -j "$JOBS" Image modules
 
-btf=.BTF
-"${CROSS_COMPILE}objcopy" -O binary --only-section="$btf" vmlinux "$out/vmlinux.btf"
+"${CROSS_COMPILE}objcopy" -O binary --only-section=.BTF vmlinux "$out/vmlinux.btf"
 # Symbols, code and BTF without the DWARF: for finding save sites and for the BTF of modules.
 "${CROSS_COMPILE}strip" --strip-debug -o "$out/vmlinux" vmlinux
 "${CROSS_COMPILE}strip" --strip-debug -o "$out/lkdtm.ko" drivers/misc/lkdtm/lkdtm.ko
@@ -58,5 +57,7 @@ find Makefile .config Module.symvers include scripts arch/riscv/Makefile arch/ri
 	! -path 'include/dt-bindings/*' ! -path 'scripts/dtc/include-prefixes/*' |
 	cpio -pdm --quiet "$devel"
 cp "$out/vmlinux" "$devel/vmlinux"
+# Its debug information, and the build ID that covers it, name the build directory.
+strip --remove-section=.note.gnu.build-id "$devel/tools/bpf/resolve_btfids/resolve_btfids"
 tar -C "$work" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner \
 	--mode=u+rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" -cf "$out/modules-devel.tar" linux-devel
