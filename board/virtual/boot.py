@@ -12,7 +12,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +58,16 @@ def boot(
     directory: Path,
     deadline_s: float,
     cancel: threading.Event | None = None,
+    extra: Sequence[str] = (),
+    binds: Mapping[str, Path] | None = None,
 ) -> Boot:
     """Boot `machine`, run `script` in it and fill `directory`.
 
     payload maps a name below /payload to a host file; script is the text of /payload/run, whose
     results belong below /results.  directory gets console.log, qemu.log and the results' files.
-    deadline_s is wall time.  Raises RunFailed, Cancelled, EnvironmentUnfit.
+    deadline_s is wall time.  extra are further arguments for QEMU, which sees binds (inside path ->
+    host path, read-only) and writes below /out, which is `directory`.  Raises RunFailed, Cancelled,
+    EnvironmentUnfit.
     """
     directory.mkdir(parents=True, exist_ok=True)
     needed = {f"/in/{name}": build(name) for name in ("kernel/image", "board/initramfs")}
@@ -73,18 +77,19 @@ def boot(
         run_file.write_text(script)
         run_file.chmod(0o755)
         (scratch / "build").mkdir()
-        binds = {
+        mounts = {
             **needed,
+            **(binds or {}),
             "/recipe/boot.sh": ROOM / "boot.sh",
             "/payload/run": run_file,
             **{f"/payload/{name}": path for name, path in payload.items()},
         }
-        argv = ["sh", "-eu", "/recipe/boot.sh", *machines.deterministic(machine, seed)]
+        argv = ["sh", "-eu", "/recipe/boot.sh", *machines.deterministic(machine, seed), *extra]
         try:
             done = run_inside(
                 argv,
                 what="run the virtual board",
-                binds=binds,
+                binds=mounts,
                 writable={"/build": scratch / "build", "/out": directory},
                 log=directory / "qemu.log",
                 timeout_s=deadline_s,
