@@ -58,6 +58,7 @@ def reproduce(
         "seed": "of the machine and of the prompts, an integer from 0",
         "model": "a shape of llama.cpp/shapes.toml, or smollm2",
         "vlen": "VLEN in bits: 128, 256, 512 or 1024 (virtual board only)",
+        "instruments": "some of observer,profiler,truth, or none",
         "results": RESULTS,
     },
 )
@@ -69,6 +70,7 @@ def run(
     seed: str = "",
     model: str = "",
     vlen: str = "",
+    instruments: str = "",
     results: str = "results",
 ) -> None:
     """Run one cell; the last line of standard output is the run's directory.
@@ -86,6 +88,7 @@ def run(
         seed=seed or None,
         model=model or None,
         vlen=vlen or None,
+        instruments=instruments or None,
     )
     runner.run_one(get_board(board), overrides, Path(results))
 
@@ -128,6 +131,45 @@ def check_published(_: Context, json: str = "", tables: str = "", accept: bool =
     from analysis.audit.run import check
 
     check(Path(json) if json else None, Path(tables) if tables else None, accept)
+
+
+@task(
+    group="Check",
+    help={
+        "results": "a results folder; may be repeated (default: results, if it is there)",
+        "json": "also write the verdicts to this file (schemas/verdicts.schema.json)",
+        "skip-invalid": "leave out what does not fit, count it, and analyse the rest",
+        "any-commit": "take runs of another commit, too; the page says so",
+        "report": "folder for page, tables and figures (default: report)",
+        "accept": "make the virtual board's verdicts the expected ones",
+    },
+    iterable=["results"],
+    words="results",
+)
+def analyze(
+    _: Context,
+    results: list[str] | None = None,
+    json: str = "",
+    skip_invalid: bool = False,
+    any_commit: bool = False,
+    report: str = "report",
+    accept: bool = False,
+) -> None:
+    """Judge the claims by the runs: verdicts in three groups, report/index.html.
+
+    Exit codes: 0 done, 1 a verdict is not the expected one, 2 usage, 3 environment unfit,
+    4 the runs do not fit together or one is damaged.
+    """
+    from analysis import analyze as room
+
+    room.analyze(
+        [Path(folder) for folder in results or []],
+        report=Path(report),
+        json_file=Path(json) if json else None,
+        skip_invalid=skip_invalid,
+        any_commit=any_commit,
+        accept=accept,
+    )
 
 
 @task(
@@ -183,10 +225,12 @@ def relock(_: Context) -> None:
 
 @task(group="Develop")
 def bench(_: Context) -> None:
-    """Print what the virtual board costs this host (some minutes; figures, not tests)."""
-    from board.bench import bench
+    """Print what the virtual board and the analysis cost this host (minutes; figures, no tests)."""
+    from analysis.bench import bench as analysis_bench
+    from board.bench import bench as board_bench
 
-    bench()
+    analysis_bench()
+    board_bench()
 
 
 @task(

@@ -5,7 +5,7 @@ Limit: boards.toml says which names there are; each board's own module says how 
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,8 +40,8 @@ class Board(Protocol):
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """The cell's `machine`, or None for a real board; overrides, e.g. {"vlen_bits": 512}."""
 
-    def prepare(self, model: str) -> dict[str, str]:
-        """Build or fetch everything a run with `model` needs; returns the cell's `inputs`.
+    def prepare(self, model: str, instruments: Sequence[str]) -> dict[str, str]:
+        """Build or fetch all that a run with `model` and `instruments` needs; the cell's `inputs`.
 
         May take half an hour the first time.
         """
@@ -62,10 +62,10 @@ class Board(Protocol):
     ) -> dict[str, Any]:
         """Run the cell and fill `directory` with its raw files.
 
-        Those are agent.json, loadgen.json, and logs.  Returns the facts about the host that go into
-        the record's environment: host_cpu_s and host_wall_s, in seconds.  Called from several
-        threads at once.  Raises RunFailed (the run is kept as invalid) and
-        toolchain.command.Cancelled once `cancel` is set (the run is void).
+        Those are agent.json, loadgen.json, a JSON file per instrument of the cell, and logs.
+        Returns the facts about the host that go into the record's environment: host_cpu_s and
+        host_wall_s, in seconds.  Called from several threads at once.  Raises RunFailed (the run
+        is kept as invalid) and toolchain.command.Cancelled once `cancel` is set (it is void).
         """
 
 

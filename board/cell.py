@@ -38,6 +38,7 @@ class Overrides:
     seed: int | str | None = None
     model: str | None = None
     vlen: int | str | None = None
+    instruments: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Pl
             f"--model {chosen['model']}: no such model; known: {', '.join(definitions.models)}"
         )
     _refuse_policy(policy)
+    asked = overrides.instruments
+    instruments = defaults["instruments"] if asked is None else _instruments(asked)
     machine_overrides: dict[str, int] = {}
     if overrides.vlen is not None:
         choices = schemas.schema("cell")["$defs"]["vlen_bits"]["enum"]
@@ -154,7 +157,7 @@ def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Pl
         if board.machine({}) is None:
             raise UsageError(f"--vlen {vlen}: board {board.name} is real: its VLEN is what it is")
         machine_overrides["vlen_bits"] = int(vlen)
-    part = {**defaults, **chosen}
+    part = {**defaults, **chosen, "instruments": instruments}
     return _plan(definitions, part, chosen, board, machine_overrides, board.prepare, None)
 
 
@@ -171,12 +174,21 @@ def plan_experiments(definitions: Definitions, names: Sequence[str], board: Boar
     for _, part in parts:
         for policy in part["policies"]:
             _refuse_policy(policy)
-    prepare = functools.cache(board.prepare)
+
+    @functools.cache
+    def prepare(model: str, instruments: tuple[str, ...]) -> dict[str, str]:
+        return board.prepare(model, instruments)
+
     return [
-        _plan(definitions, part, chosen_values, board, {}, prepare, name)
+        _plan(definitions, part, chosen_values, board, overrides, prepare, name)
         for name, part in parts
+        for overrides in _machines(part)
         for chosen_values in _combinations(part)
     ]
+
+
+def _machines(part: Mapping[str, Any]) -> list[dict[str, int]]:
+    return [{"vlen_bits": bits} for bits in part["vlens"]] if "vlens" in part else [{}]
 
 
 def _combinations(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -197,7 +209,7 @@ def _plan(
     chosen: Mapping[str, Any],
     board: Board,
     machine_overrides: Mapping[str, int],
-    prepare: Callable[[str], dict[str, str]],
+    prepare: Callable[[str, tuple[str, ...]], dict[str, str]],
     experiment: str | None,
 ) -> Plan:
     load = definitions.experiments["loads"][part["load"]]
@@ -209,7 +221,8 @@ def _plan(
         "load": {"prompt": None, "prompt_words": None, **load, "seed": chosen["seed"]},
         "server": {"flags": server_flags(definitions.flags, server, chosen["concurrency"])},
         "machine": board.machine(machine_overrides),
-        "inputs": prepare(chosen["model"]),
+        "instruments": list(part["instruments"]),
+        "inputs": prepare(chosen["model"], tuple(part["instruments"])),
     }
     schemas.check(cell, "cell")
     return Plan(
@@ -255,6 +268,16 @@ def _refuse_policy(policy: str) -> None:
             f"--policy {policy}: needs the scheduler, which this version does not ship yet; "
             f"it runs: {', '.join(_POLICIES_WITHOUT_SCHEDULER)}"
         )
+
+
+def _instruments(typed: str) -> list[str]:
+    """The instruments of a list with commas, in their usual order; "none" is none."""
+    known: list[str] = schemas.schema("cell")["$defs"]["instruments"]["items"]["enum"]
+    words = [] if typed == "none" else typed.split(",")
+    for word in words:
+        if word not in known:
+            raise UsageError(f"--instruments {typed}: expected none, or some of {','.join(known)}")
+    return [name for name in known if name in words]
 
 
 def _number(name: str, typed: int | str | None, default: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import schemas
+from board.agreement import agreement
 from board.base import Board, RunFailed
 from board.cell import Plan
 from board.progress import Progress
@@ -25,6 +26,8 @@ from board.results import Partial, Results, is_disk_trouble
 from toolchain.command import Cancelled, run
 from toolchain.errors import EnvironmentUnfit, InvalidData
 from toolchain.paths import REPO
+
+INSTRUMENTS = ("observer", "profiler", "truth")
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,11 @@ def _measure(
         details += [f"loadgen.json: {reason}: {figures[reason]}" for reason in figures]
     for part in (agent, loadgen, calibration):
         reasons += part["invalid_reasons"] if part else []
+    counted = _instruments(plan.cell["instruments"], partial.path, reasons, details)
+    agreed = agreement(**counted)
+    if agreed and not agreed["agrees"]:
+        reasons.append("instruments-disagree")
+        details += [f"instruments: {line}" for line in agreed["differences"]]
     reasons = list(dict.fromkeys(reasons))
     record = {
         "schema_version": "1",
@@ -142,16 +150,38 @@ def _measure(
         },
         "calibration": calibration,
         "loadgen": loadgen,
-        "observer": None,
-        "profiler": None,
-        "truth": None,
+        **counted,
         "scheduler": agent["scheduler"] if agent else None,
-        "agreement": None,
+        "agreement": agreed,
         "valid": not reasons,
         "invalid_reasons": reasons,
     }
     directory = results.finish(partial, record)
     return Outcome(directory, tuple(reasons), tuple(details))
+
+
+def _instruments(
+    asked: Sequence[str], directory: Path, reasons: list[str], details: list[str]
+) -> dict[str, dict[str, Any] | None]:
+    """What each instrument wrote, None for those not asked; its own objections become reasons."""
+    counted: dict[str, dict[str, Any] | None] = {}
+    for name in INSTRUMENTS:
+        path = directory / f"{name}.json"
+        counted[name] = None
+        if name not in asked:
+            continue
+        if not path.exists():
+            if not reasons:  # a run stopped short need not have one
+                reasons.append(f"{name}-missing")
+                details.append(f"{path.name}: the board delivered no such file")
+            continue
+        document = counted[name] = _result(path, name, reasons, details)
+        for objection in (document or {}).get("invalid_reasons", []):
+            reasons.append(objection)
+        for problem in (document or {}).get("problems", []):
+            reasons.append(f"{name}-problem")
+            details.append(f"{path.name}: {problem}")
+    return counted
 
 
 def _result(path: Path, name: str, reasons: list[str], details: list[str]) -> dict[str, Any] | None:

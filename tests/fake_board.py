@@ -52,6 +52,7 @@ concurrency = 2
 seed = 1
 load = "short"
 server = "small"
+instruments = []
 deadline_s = 60
 cost = { cpu_s = 30, disk_mib = 0.25 }
 [experiments.E0]
@@ -65,6 +66,7 @@ concurrencies = [2]
 seeds = [1, 2]
 load = "short"
 server = "small"
+instruments = []
 deadline_s = 60
 cost = { cpu_s = 30, disk_mib = 0.25 }
 [[experiments.E0.parts]]
@@ -74,6 +76,7 @@ concurrencies = [1]
 seeds = [1]
 load = "france"
 server = "small"
+instruments = []
 deadline_s = 60
 cost = { cpu_s = 90, disk_mib = 0.25 }
 expect_text = "Paris"
@@ -88,6 +91,7 @@ concurrencies = [8]
 seeds = [1]
 load = "short"
 server = "small"
+instruments = []
 deadline_s = 60
 cost = { cpu_s = 30, disk_mib = 0.25 }
 """
@@ -283,7 +287,7 @@ class FakeBoard:
             **overrides,
         }
 
-    def prepare(self, model: str) -> dict[str, str]:
+    def prepare(self, model: str, instruments: Sequence[str] = ()) -> dict[str, str]:
         self.prepared.append(model)
         names = ("initramfs", "llama_server", "agent", "qemu")
         filler = "a" if model == "smollm2" else "b"

@@ -40,6 +40,7 @@ CELL: dict[str, Any] = {
         "cpu": "rv64",
         "append": "nohlt",
     },
+    "instruments": [],
     "inputs": dict.fromkeys(
         ("kernel", "initramfs", "llama_server", "model", "agent", "qemu"), "0" * 64
     ),
@@ -53,8 +54,8 @@ def plan(tmp_path: Path, overrides: Overrides, board: FakeBoard | None = None) -
 def test_identity_is_pinned() -> None:
     schemas.check(CELL, "cell")
     # sha256sum of the canonical spelling, made with another tool: jq -cS and sha256sum.
-    assert cell_hash(CELL) == "34096f19a3b4"
-    assert run_id(CELL, 12) == "34096f19a3b4-12"
+    assert cell_hash(CELL) == "a85574532cf5"
+    assert run_id(CELL, 12) == "a85574532cf5-12"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ def test_identity_is_pinned() -> None:
         (("inputs", "model"), "1" * 64),
         (("machine", "quantum_us"), 200),
         (("load", "max_tokens"), 17),
+        (("instruments",), ["truth"]),
     ],
 )
 def test_identity_depends_on_everything(path: tuple[str, ...], value: object) -> None:
@@ -93,6 +95,20 @@ def test_impossible_cells_are_refused(change: dict[str, Any], says: str) -> None
     with pytest.raises(InvalidData) as caught:
         schemas.check(CELL | change, "cell")
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "means"),
+    [("none", []), ("truth", ["truth"]), ("truth,observer", ["observer", "truth"])],
+)
+def test_instruments_may_be_chosen(tmp_path: Path, typed: str, means: list[str]) -> None:
+    assert plan(tmp_path, Overrides(instruments=typed)).cell["instruments"] == means
+
+
+@pytest.mark.parametrize("typed", ["", "all", "observer,", "observer truth"])
+def test_unknown_instruments_are_refused(tmp_path: Path, typed: str) -> None:
+    with pytest.raises(UsageError, match="expected none, or some of observer,profiler,truth"):
+        plan(tmp_path, Overrides(instruments=typed))
 
 
 def test_default_run(tmp_path: Path) -> None:
@@ -187,8 +203,11 @@ def test_choosing_experiments(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ('load = "france"', 'load = "spain"', "experiments.E0.parts[1].load: no such load 'spain'"),
-        ('server = "small"\ndeadline_s = 60\ncost = { cpu_s = 90', 'server = "x"\ndeadline_s = 60\n'
-         "cost = { cpu_s = 90", "experiments.E0.parts[1].server: no such server 'x'"),
+        (
+            'server = "small"\ninstruments = []\ndeadline_s = 60\ncost = { cpu_s = 90',
+            'server = "x"\ninstruments = []\ndeadline_s = 60\ncost = { cpu_s = 90',
+            "experiments.E0.parts[1].server: no such server 'x'",
+        ),
         ('model = "smollm2"', 'model = "smol"', "no such model 'smol'; known: banana-tiny"),
         ('expect_text = "Paris"', 'expect_txt = "Paris"', 'did you mean "expect_text"?'),
         ("poll = 50", "poll = 50\npol = 1", 'unknown key "pol" (did you mean "poll"?)'),
@@ -219,6 +238,8 @@ def test_unknown_placeholder_is_refused(tmp_path: Path) -> None:
 def test_own_experiments_can_be_planned() -> None:
     own = Definitions.read()
     plans = plan_experiments(own, own.chosen([], full=True), FakeBoard())
-    assert len({p.hash for p in plans}) == len(plans)
-    assert {p.cell["model"] for p in plans} == {"banana-tiny", "smollm2"}
+    for name in own.experiments["experiments"]:
+        hashes = [p.hash for p in plans if p.experiment == name]
+        assert len(set(hashes)) == len(hashes), name
+    assert {p.cell["model"] for p in plans} == {"banana-tiny", "banana-small", "smollm2"}
     assert plan_run(own, Overrides(), FakeBoard()).hash == plans[0].hash

@@ -209,7 +209,11 @@ def test_columns_of_the_instruments() -> None:
     assert set(vstate_columns(none).values()) == {None}
     assert vstate_columns({**none, "truth": truth})["save_count"] == 30
     alone = vstate_columns({**none, "profiler": profiler, "loadgen": whole["loadgen"]})
-    assert (alone["save_count"], alone["saves_per_s"], alone["context_switches"]) == (30, 15.0, None)
+    assert (alone["save_count"], alone["saves_per_s"], alone["context_switches"]) == (
+        30,
+        15.0,
+        None,
+    )
 
 
 # ------------------------------------------------------------------------------- the table

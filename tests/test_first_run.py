@@ -114,28 +114,54 @@ def test_another_seed_gives_other_numbers(reproduction: Reproduction) -> None:
     assert first["loadgen"]["summary"] != second["loadgen"]["summary"]
 
 
-def test_same_cell_gives_the_same_bytes_at_once_and_elsewhere(
+RAW = (
+    *("console.log", "dmesg.log", "server.log"),
+    *("agent.json", "loadgen.json", "observer.json", "profiler.json"),
+)
+
+
+def test_same_cell_gives_the_same_bytes_at_once_elsewhere_and_unwatched(
     reproduction: Reproduction, repo: Path, tmp_path: Path
 ) -> None:
+    """Two at once: the same cell here, and without the emulator's counts from another path."""
     copy = tmp_path / "another path" / "checkout"
     ignored = shutil.ignore_patterns(
         ".git", ".venv*", "results", "report", "__pycache__", ".*cache"
     )
     shutil.copytree(repo, copy, ignore=ignored, symlinks=True)
-    here = inv(repo, "run", "--seed", 1, "--results", reproduction.root)
-    there = inv(copy, "run", "--seed", 1, "--results", tmp_path / "there")
+    unwatched = ("--instruments", "observer,profiler")
+    here = inv(repo, "run", "--seed", 1, "--results", tmp_path / "here")
+    there = inv(copy, "run", "--seed", 1, "--results", tmp_path / "there", *unwatched)
     expected = reproduction.load_record(1)
     first = reproduction.root / "runs" / expected["run_id"]
     for process in (here, there):
         stdout, stderr = process.communicate()
         assert process.returncode == 0, stderr
         directory = Path(stdout.splitlines()[-1])
-        record = json.loads((directory / "record.json").read_text())
-        assert comparable(record) == comparable(expected)
-        # Sharper: stamps of the kernel's own log tell of a difference long before a request does.
-        for name in ("console.log", "dmesg.log", "server.log", "agent.json", "loadgen.json"):
+        # Sharper than the record: stamps of the kernel's own log tell of a difference long before
+        # a request does.
+        for name in RAW:
             assert (directory / name).read_bytes() == (first / name).read_bytes(), name
-    shutil.rmtree(directory.parent)  # leaves the fixture's folder as it was for the others
+        record = json.loads((directory / "record.json").read_text())
+        if process is here:
+            assert comparable(record) == comparable(expected)
+        else:
+            assert record["truth"] is None
+            assert record["agreement"]["agrees"]
+
+
+def test_the_instruments_agree(reproduction: Reproduction) -> None:
+    for record in reproduction.records():
+        agreement = record["agreement"]
+        assert agreement["agrees"], agreement["differences"]
+        counted = agreement["user_saves"]
+        assert counted["observer"] == counted["truth"] > 0
+        assert counted["profiler"] + agreement["profiler_missed"] == counted["truth"]
+        saves = record["truth"]["saves"]["target"]
+        assert saves["bytes"] == saves["count"] * 32 * record["cell"]["machine"]["vlen_bits"] // 8
+        totals = record["observer"]["totals"]
+        assert totals["undiscarded_saves"] == totals["compute_saves"] + totals["spin_saves"]
+        assert totals["user_saves"] == totals["undiscarded_saves"] + totals["discarded_saves"]
 
 
 def test_vlen_and_policy_are_checked_before_anything_is_built(repo: Path, tmp_path: Path) -> None:

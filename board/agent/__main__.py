@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from board.agent import system
+from board.agent.instruments import Instruments
 from board.agent.load_config import LoadConfig
 from board.agent.loadgen import Hooks, run_load
 from board.agent.server import Server, running
@@ -39,7 +40,10 @@ slow as 15 MIPS (docs/calibration.md): a beat costs there what it costs, and lat
 is the board's, not the client's; it is recorded all the same (loadgen.json, `client`)."""
 
 # Lines of the kernel's log at warning level or worse that say nothing about the run.
-EXPECTED_KERNEL_WARNINGS = ("sched_ext: ",)
+EXPECTED_KERNEL_WARNINGS = (
+    "sched_ext: ",
+    "vstate_profiler: loading out-of-tree module taints kernel.",
+)
 
 
 def main() -> int:
@@ -55,13 +59,14 @@ def main() -> int:
     }
     platform, reasons = report["platform"], report["invalid_reasons"]
     platform |= {"server": None, "kernel_warnings": []}
+    valid = False
     missing = system.missing_extensions(platform["isa"]) if cell["machine"] is not None else []
     if missing:
         platform["missing_extensions"] = missing
         reasons.append("isa-missing")
     else:
         log_start_us = _last_log_us()
-        _measure(options, cell, report)
+        valid = _measure(options, cell, report)
         report["scheduler"]["after"] = system.scheduler_state()
         if report["scheduler"]["after"] != report["scheduler"]["before"]:
             reasons.append("scheduler-changed")
@@ -73,7 +78,7 @@ def main() -> int:
     _write(options.out / "agent.json", report)
     lines = [f"<{level}>[{us / 1e6:12.6f}] {line}" for level, us, line in system.kernel_log()]
     (options.out / "dmesg.log").write_text("\n".join(lines) + "\n")
-    return INVALID if reasons else 0
+    return 0 if valid and not reasons else INVALID
 
 
 def _say(what: str) -> None:
@@ -82,8 +87,11 @@ def _say(what: str) -> None:
     print(f"[{stamp_s:12.6f}] agent: {what}", file=sys.stderr, flush=True)
 
 
-def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str, Any]) -> None:
-    """Start the server, put the load on it, stop it; fills the report and writes loadgen.json."""
+def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str, Any]) -> bool:
+    """Start the server, put the load on it, stop it; fills the report and writes loadgen.json.
+
+    Returns whether the load was a valid one.
+    """
     platform, reasons = report["platform"], report["invalid_reasons"]
     config = LoadConfig(
         url=f"http://127.0.0.1:{options.port}",
@@ -95,26 +103,30 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
     log = options.out / "server.log"
     with running(options.server, options.model, flags, options.port, log) as server:
         _say("llama-server started")
-        window = _Window(server)
+        tools = json.loads(options.instruments.read_text()) if options.instruments else {}
+        instruments = Instruments(tools, server.pid, options.out, reasons, _say)
+        window = _Window(server, instruments)
         hooks = Hooks(load=lambda: _around(options.around_load), window=window.measured)
-        result = asyncio.run(_load_while_alive(config, server, hooks))
+        with instruments.ready():
+            result = asyncio.run(_load_while_alive(config, server, hooks))
         platform["server"] = _describe(server, window)
         if server.exit_code is not None:
             reasons.append("server-died")
     platform["server"]["exit_code"] = server.exit_code
     if server.exit_code != 0 and "server-died" not in reasons:
         reasons.append("server-exit-code")
-    if "server-died" not in reasons and not platform["server"]["vector_threads"]:
+    # Without a window nothing is known of the threads, and loadgen.json says why there was none.
+    if "server-died" not in reasons and window.after and not platform["server"]["vector_threads"]:
         reasons.append("vector-unused")
     _say("llama-server stopped")
     if result is None:
         _say(f"llama-server ended with {server.exit_code}:")
         print(_tail(options.out / "server.log"), file=sys.stderr)
-        return
+        return False
     _write(options.out / "loadgen.json", result)
     if not result["valid"]:
-        # loadgen.json names its own reasons; the exit code must tell all the same.
         _say(f"load invalid: {', '.join(result['invalid_reasons'])}")
+    return bool(result["valid"])
 
 
 @contextlib.contextmanager
@@ -135,8 +147,9 @@ def _around(program: Path | None) -> Iterator[None]:
 class _Window:
     """The server's threads at both ends of the measured window; empty if it was not reached."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, instruments: Instruments) -> None:
         self._server = server
+        self._instruments = instruments
         self.before: list[dict[str, Any]] = []
         self.after: list[dict[str, Any]] = []
 
@@ -145,7 +158,8 @@ class _Window:
         _say("window opens")
         self.before = system.threads(self._server.pid)
         try:
-            yield
+            with self._instruments.window():
+                yield
         finally:
             if self._server.exit_code is None:
                 self.after = system.threads(self._server.pid)
@@ -242,6 +256,9 @@ def _options() -> argparse.Namespace:
         type=Path,
         help="a program to run with the argument 'begin' before the first completion and 'end' "
         "after the last one",
+    )
+    parser.add_argument(
+        "--instruments", type=Path, help="which there are and where, a JSON file (instruments.py)"
     )
     parser.add_argument("--port", type=int, default=8080, help="loopback port (default 8080)")
     return parser.parse_args()

@@ -7,11 +7,11 @@ compared with a board's.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from board.virtual import guest
+from board.virtual import guest, tools
 from board.virtual.calibrate import calibration
 from board.virtual.machine import Machine, default_machine
 
@@ -26,9 +26,9 @@ class VirtualBoard:
         """Return machine.toml's machine with `overrides`."""
         return default_machine(overrides).as_cell()
 
-    def prepare(self, model: str) -> dict[str, str]:
+    def prepare(self, model: str, instruments: Sequence[str]) -> dict[str, str]:
         """Build or fetch all a run needs; what is cached costs a checksum."""
-        return guest.artifacts(model)
+        return guest.artifacts(model) | tools.artifacts(instruments)
 
     def calibration(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return how parallel the cell's machine is, measuring it on first use."""

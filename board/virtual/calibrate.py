@@ -108,6 +108,7 @@ def _server(
         "concurrency": 1,
         "load": load,
         "server": {"flags": server_flags(_flags(), shape, 1)},
+        "instruments": [],
     }
     guest.run_cell(cell, directory, deadline_s=settings["deadline_s"], cancel=threading.Event())
     result = schemas.read(directory / "loadgen.json", "loadgen")

@@ -13,6 +13,7 @@ from typing import Any
 
 from board.base import RunFailed
 from board.models import model as model_file
+from board.virtual import tools
 from board.virtual.boot import boot, console_tail
 from board.virtual.machine import Machine
 from toolchain.fetch import sha256_file
@@ -25,8 +26,12 @@ INVALID = 4
 SCRIPT = """#!/bin/sh
 cd /payload && busybox tar -x -f agent.tar || exit 1
 exec python3 -m board.agent --cell cell.json --around-load /bin/harts \\
-\t--server /payload/llama-server --model /payload/model.gguf --out /results
+\t--server /payload/llama-server --model /payload/model.gguf \\
+\t--instruments instruments.json --out /results
 """
+TO_AGENT = ("machine", "concurrency", "load", "server")
+"""What the guest is told of its cell: what it does.  A cell that differs only in what watches from
+outside (truth) must be the same cell in there, to the last byte."""
 
 
 def artifacts(model: str) -> dict[str, str]:
@@ -46,8 +51,10 @@ def run_cell(
 ) -> dict[str, Any]:
     """Run the cell in a fresh guest; see board.base.Board.run."""
     with tempfile.TemporaryDirectory(prefix="bananaos-cell-") as scratch:
+        used = tools.Tools.of(cell["instruments"], Path(scratch))
         cell_file = Path(scratch) / "cell.json"
-        cell_file.write_text(json.dumps(cell, indent=1, sort_keys=True) + "\n")
+        told = {key: cell[key] for key in TO_AGENT}
+        cell_file.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
         done = boot(
             Machine(**cell["machine"]),
             seed=cell["seed"],
@@ -56,11 +63,14 @@ def run_cell(
                 "llama-server": build("llama.cpp/server-riscv64") / "llama-server",
                 "model.gguf": model_file(cell["model"]),
                 "cell.json": cell_file,
+                **used.payload,
             },
             script=SCRIPT,
             directory=directory,
             deadline_s=deadline_s,
             cancel=cancel,
+            extra=used.qemu,
+            binds=used.binds,
         )
     if done.exit_code not in (0, INVALID):
         raise agent_failed(done.exit_code, directory)

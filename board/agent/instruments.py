@@ -1,0 +1,182 @@
+"""The instruments on the board: started, stopped and read around a window, the target frozen.
+
+Promise: the target process is frozen (cgroup v2) while a window is opened and while it is closed,
+so that no instrument sees a switch of it that another one misses; whatever happens, the target is
+thawed, the observer has ended and the module is unloaded when the block is left.
+Limit: needs root, and a cgroup v2 file system; counts of the whole system are not aligned, only the
+target's are.  An instrument that cannot be used is a reason, never a silent gap.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+CGROUP = Path("/sys/fs/cgroup/bananaos-target")
+FREEZE_TIMEOUT_S = 30.0
+OBSERVER_TIMEOUT_S = 120.0
+OBSERVER_INVALID = 4
+"""vstate_observer's exit code for a document whose own invalid_reasons are not empty."""
+_PLACE = re.compile(r"(\w+) on \w+: \d+ instructions, JIT 0x([0-9a-f]+)-0x([0-9a-f]+)")
+
+
+class Instruments:
+    """The instruments of one run.
+
+    tools: what the board was given (any of the keys may be missing): observer (program), spin (list
+    of START-END for it), profiler (module, sites, loader), mark (program that tells the emulator).
+    reasons: why the run does not count on their account, filled as it happens.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Any],
+        pid: int,
+        out: Path,
+        reasons: list[str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._tools = tools
+        self._pid = pid
+        self._out = out
+        self._reasons = reasons
+        self._say = say
+        self._observer: subprocess.Popen[str] | None = None
+        self._loader = _load_by_path(tools["profiler"]["loader"]) if "profiler" in tools else None
+        self._profiling = False
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """Prepare what takes long, then run the block; afterwards nothing of them is left."""
+        if not self._tools:
+            yield
+            return
+        with self._may_fail("freezer"):
+            CGROUP.mkdir(exist_ok=True)
+            (CGROUP / "cgroup.procs").write_text(str(self._pid))
+        if self._loader:
+            profiler = self._tools["profiler"]
+            with self._may_fail("profiler"):
+                self._loader.load(Path(profiler["module"]), Path(profiler["sites"]), self._pid)
+                self._profiling = True
+        try:
+            yield
+        finally:
+            self._end_observer()
+            self._freeze(False)
+            if self._loader:
+                with self._may_fail("profiler"):
+                    if self._profiling:
+                        self._loader.read(self._out / "profiler.json")
+                    self._loader.unload()
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[None]:
+        """Open the window, run the block, close it; the target stands still at both edges."""
+        if not self._tools:
+            yield
+            return
+        self._freeze(True)
+        self._start_observer()
+        self._control("start")
+        self._mark("open", str(self._pid))
+        self._freeze(False)
+        try:
+            yield
+        finally:
+            self._freeze(True)
+            self._mark("close")
+            self._control("stop")
+            self._end_observer()
+            self._freeze(False)
+
+    # -- the target
+
+    def _freeze(self, frozen: bool) -> None:
+        wanted = str(int(frozen))
+        with self._may_fail("freezer"):
+            if not CGROUP.is_dir():
+                return
+            (CGROUP / "cgroup.freeze").write_text(wanted)
+            deadline_s = time.monotonic() + FREEZE_TIMEOUT_S
+            while f"frozen {wanted}" not in (CGROUP / "cgroup.events").read_text():
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"not {'frozen' if frozen else 'thawed'} in time")
+
+    # -- the observer
+
+    def _start_observer(self) -> None:
+        if "observer" not in self._tools:
+            return
+        with self._may_fail("observer"):
+            argv = [self._tools["observer"], "--pid", str(self._pid)]
+            argv += ["--out", os.fspath(self._out / "observer.json")]
+            argv += [word for spin in self._tools["spin"] for word in ("--spin", spin)]
+            self._observer = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+            )
+            assert self._observer.stdout is not None
+            places = []
+            for line in self._observer.stdout:
+                if line == "ready\n":
+                    break
+                places += _PLACE.findall(line)
+            else:
+                raise RuntimeError(f"ended with {self._observer.wait()} before it was ready")
+        for number, (_, start, end) in enumerate(places):
+            self._mark("range", str(number), start, end)
+
+    def _end_observer(self) -> None:
+        if self._observer is None:
+            return
+        observer, self._observer = self._observer, None
+        with self._may_fail("observer"):
+            observer.send_signal(signal.SIGINT)
+            try:
+                code = observer.wait(OBSERVER_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                observer.kill()
+                code = observer.wait()
+            if code not in (0, OBSERVER_INVALID):
+                raise RuntimeError(f"ended with {code}")
+
+    # -- the profiler, and the emulator
+
+    def _control(self, word: str) -> None:
+        if self._loader and self._profiling:
+            with self._may_fail("profiler"):
+                self._loader.control(word)
+
+    def _mark(self, *words: str) -> None:
+        if "mark" in self._tools:
+            with self._may_fail("mark"):
+                subprocess.run([self._tools["mark"], *words], check=True)
+
+    @contextlib.contextmanager
+    def _may_fail(self, name: str) -> Iterator[None]:
+        """Turn a failure of an instrument into a reason; the load goes on."""
+        try:
+            yield
+        except Exception as error:  # whatever it is, the target must be thawed and the run ended
+            reason = f"{name}-failed"
+            if reason not in self._reasons:
+                self._reasons.append(reason)
+            self._say(f"{name}: {error}")
+
+
+def _load_by_path(path: str) -> ModuleType:
+    """Import a file: it comes with the module it drives and not with the agent."""
+    spec = importlib.util.spec_from_file_location("vstate_profiler_loader", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,89 @@
+"""The instruments of a run on the virtual board: what the guest gets, and what QEMU gets.
+
+Promise: a run with `truth` and one without give the guest the same bytes: the plugin watches from
+outside, and the guest's marks mean nothing without it.
+Limit: addresses are those of the kernel and the llama-server that are built here.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernel import sites, spin_ranges
+from kernel.truth import plugin
+from toolchain.fetch import sha256_file
+from toolchain.paths import REPO
+from toolchain.recipe import build
+
+LOADER = REPO / "kernel" / "vstate_profiler" / "load.py"
+TRUTH = "/out/truth.json"
+FILES = {
+    "observer": ("kernel/vstate-observer", "vstate_observer"),
+    "profiler": ("kernel/vstate-profiler", "vstate_profiler.ko"),
+    "truth": ("kernel/truth", "truth.so"),
+}
+"""Instrument -> the artifact that is its heart."""
+
+
+def artifacts(instruments: Sequence[str]) -> dict[str, str]:
+    """Build the instruments; return name -> sha256 (part of a cell's `inputs`)."""
+    return {name: sha256_file(_file(name)) for name in instruments}
+
+
+def _file(name: str) -> Path:
+    artifact, file = FILES[name]
+    return build(artifact) / file
+
+
+@dataclass(frozen=True)
+class Tools:
+    """payload: name below /payload -> host file; qemu: arguments; binds: what these refer to."""
+
+    payload: Mapping[str, Path]
+    qemu: Sequence[str] = ()
+    binds: Mapping[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, instruments: Sequence[str], scratch: Path) -> "Tools":
+        """Return what a run with these instruments needs; writes some files below `scratch`."""
+        payload: dict[str, Path] = {}
+        told: dict[str, object] = {}
+        if instruments:
+            payload["mark"] = build("kernel/truth") / "mark"
+            told["mark"] = "/payload/mark"
+        if "observer" in instruments:
+            payload["vstate_observer"] = _file("observer")
+            told["observer"] = "/payload/vstate_observer"
+            told["spin"] = [f"{start:#x}-{end:#x}" for start, end in _spins()]
+        if "profiler" in instruments:
+            payload["vstate_profiler.ko"] = _file("profiler")
+            payload["load.py"] = LOADER
+            payload["sites.json"] = scratch / "sites.json"
+            payload["sites.json"].write_text(json.dumps(sites.document(_kernel()), indent=1) + "\n")
+            told["profiler"] = {
+                "module": "/payload/vstate_profiler.ko",
+                "sites": "/payload/sites.json",
+                "loader": "/payload/load.py",
+            }
+        payload["instruments.json"] = scratch / "instruments.json"
+        payload["instruments.json"].write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+        if "truth" not in instruments:
+            return cls(payload)
+        return cls(
+            payload,
+            plugin.arguments(_kernel(), sites.find(_kernel()), _spins(), TRUTH),
+            plugin.binds(),
+        )
+
+
+@functools.cache
+def _kernel() -> sites.Kernel:
+    return sites.from_vmlinux(build("kernel/image") / "vmlinux")
+
+
+@functools.cache
+def _spins() -> list[tuple[int, int]]:
+    loops = spin_ranges.spin_loops(build("llama.cpp/server-riscv64") / "llama-server")
+    return [span for loop in loops for span in loop.ranges]

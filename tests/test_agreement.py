@@ -1,0 +1,79 @@
+"""Three counts of the same saves: when they agree, and what is said when they do not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from board.agreement import agreement
+
+
+def observer(user: int, kernel: int = 0) -> dict[str, Any]:
+    return {"totals": {"user_saves": user, "kernel_saves": kernel}}
+
+
+def profiler(user: int, missed: int = 0, elsewhere: int = 5) -> dict[str, Any]:
+    return {
+        "missed_saves": missed,
+        "sites": [
+            _site("save", "context-switch", "user") | {"target": {"count": user}},
+            _site("save", "context-switch", "kernel") | {"target": {"count": 0}},
+            _site("save", "signal", "user") | {"target": {"count": elsewhere}},
+            _site("restore", "exit-to-user", "user") | {"target": {"count": elsewhere}},
+        ],
+    }
+
+
+def truth(*user: int) -> dict[str, Any]:
+    harts = [{"target_count": count} for count in user]
+    return {
+        "sites": [
+            _site("save", "context-switch", "user") | {"harts": harts},
+            _site("save", "kernel-vector", "user") | {"harts": [{"target_count": 9}]},
+        ]
+    }
+
+
+def _site(kind: str, role: str, state: str) -> dict[str, Any]:
+    return {"kind": kind, "role": role, "state": state}
+
+
+def test_what_agrees() -> None:
+    found = agreement(observer(12), profiler(12), truth(7, 5))
+    assert found == {
+        "user_saves": {"observer": 12, "profiler": 12, "truth": 12},
+        "kernel_saves": {"observer": 0, "profiler": 0, "truth": 0},
+        "profiler_missed": 0,
+        "agrees": True,
+        "differences": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ((observer(11), profiler(12), truth(12)), ["user saves: observer 11, truth 12"]),
+        ((observer(12, 1), None, truth(12)), ["kernel saves: observer 1, truth 0"]),
+        # Missed probes explain what is missing, never a surplus.
+        ((observer(12), profiler(10, missed=2), truth(12)), []),
+        (
+            (observer(12), profiler(10, missed=1), truth(12)),
+            ["user saves: profiler 10, missed 1, truth 12"],
+        ),
+        (
+            (observer(12), profiler(13, missed=4), truth(12)),
+            ["user saves: profiler 13, missed 4, truth 12"],
+        ),
+        # On a real board there is no truth: the observer takes its place.
+        ((observer(12), profiler(11), None), ["user saves: profiler 11, missed 0, observer 12"]),
+    ],
+)
+def test_what_does_not(parts: tuple[Mapping[str, Any] | None, ...], says: list[str]) -> None:
+    found = agreement(*parts)
+    assert found is not None
+    assert (found["differences"], found["agrees"]) == (says, not says)
+
+
+def test_one_instrument_agrees_with_nobody() -> None:
+    assert agreement(observer(1), None, None) is None
+    assert agreement(None, None, None) is None
