@@ -540,7 +540,7 @@ def find(kernel: Kernel) -> list[Site]:
 
 
 def _plain(name: str) -> str:
-    """Undo what a compiler adds to the name of a copy: __schedule.constprop.0, __schedule.isra.0."""
+    """Undo what a compiler adds to the name of a copy: __schedule.constprop.0, for instance."""
     return name.partition(".")[0]
 
 

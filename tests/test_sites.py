@@ -212,17 +212,16 @@ def test_names_that_exist_twice_get_an_anchor(image: Path, tmp_path: Path) -> No
 def assembled(image: Path, *, callers: list[str], joined: bool) -> list[Site]:
     """Return the sites of a made-up kernel whose save is a function of its own, twice by name."""
     base = 0xFFFFFFFF80000000
-    call = [0x00000097, 0x040080E7, 0x00008067]  # auipc ra, 0; jalr ra, 64(ra); ret
+    # auipc ra, 0; jalr ra, 128 or 64(ra); ret
+    calls = [[0x00000097, offset << 20 | 0x000080E7, 0x00008067] for offset in (128, 64)]
     save = [0x0C3077D7, 0x02058027]  # vsetvli a5, zero, e8, m8; vse8.v v0, (a1)
     for register in (8, 16, 24):
         save += [0x00F585B3, 0x02058027 | register << 7]  # add a1, a1, a5; vse8.v
     save += [NOP, 0x1007B073, NOP, 0x00008067]  # csrc sstatus, a5; nop; ret
     if joined:
         save += [0xFE0008E3]  # beq zero, zero, .-16: control joins right after the last store
-    code = b"".join(
-        b"".join(struct.pack("<I", word) for word in words).ljust(64, b"\x13\0\0\0")
-        for words in (*[[*call[:1], call[1] + (n << 26), call[2]] for n in (1, 0)], save)
-    )
+    words = [word for part in (*calls, save) for word in (part + [NOP] * 16)[:16]]
+    code = struct.pack("<48I", *words)
     symbols = [sites.Symbol(base + 64 * n, "t", name) for n, name in enumerate(callers)]
     symbols += [
         sites.Symbol(base, "T", "_stext"),

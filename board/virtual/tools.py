@@ -80,7 +80,8 @@ class Tools:
 
 @functools.cache
 def _kernel() -> sites.Kernel:
-    return sites.from_vmlinux(build("kernel/image") / "vmlinux")
+    kernel = build("kernel/image")
+    return sites.from_image(kernel / "Image", kernel / "System.map")
 
 
 @functools.cache
