@@ -225,10 +225,12 @@ def relock(_: Context) -> None:
 
 @task(group="Develop")
 def bench(_: Context) -> None:
-    """Print what the virtual board and the analysis cost this host (minutes; figures, no tests)."""
+    """Print what instruments, virtual board and analysis cost (minutes; figures, no tests)."""
     from analysis.bench import bench as analysis_bench
     from board.bench import bench as board_bench
+    from kernel.overhead import overhead
 
+    overhead()
     analysis_bench()
     board_bench()
 
