@@ -6,6 +6,7 @@ difference in instructions executed, whoever executed them.
 Limit: one hart, one kind of work; writes /results/overhead.json.
 """
 
+import importlib
 import json
 import signal
 import subprocess
@@ -63,7 +64,7 @@ def stop(observer: object) -> None:
 def main() -> None:
     """Measure every arm and write the result."""
     sys.path.insert(0, str(PAYLOAD))
-    import load  # kernel/vstate_profiler/load.py
+    load = importlib.import_module("load")  # kernel/vstate_profiler/load.py
 
     def profile(pid: int) -> object:
         load.load(PAYLOAD / "vstate_profiler.ko", PAYLOAD / "sites.json", pid)
