@@ -11,6 +11,7 @@ from invoke.exceptions import Exit
 from toolchain.cli import task
 from toolchain.errors import UsageError
 from toolchain.paths import REPO
+from toolchain.say import say
 
 RESULTS = "folder for results (default: results)"
 
@@ -47,6 +48,7 @@ def reproduce(
     )
     if code:
         raise Exit(code=code)
+    say(f"next: ./inv analyze {results} judges the report's claims by these runs")
 
 
 @task(
