@@ -25,7 +25,9 @@ FREEZE_TIMEOUT_S = 30.0
 OBSERVER_TIMEOUT_S = 120.0
 OBSERVER_INVALID = 4
 """vstate_observer's exit code for a document whose own invalid_reasons are not empty."""
-_PLACE = re.compile(r"(\w+) on \w+: \d+ instructions, JIT 0x([0-9a-f]+)-0x([0-9a-f]+)")
+OBSERVER_UNOPENED = 130
+"""Its exit code when it is stopped before its window was opened: nothing was measured."""
+_PLACE = re.compile(r"JIT 0x([0-9a-f]+)-0x([0-9a-f]+)")
 
 
 class Instruments:
@@ -52,6 +54,7 @@ class Instruments:
         self._observer: subprocess.Popen[str] | None = None
         self._loader = _load_by_path(tools["profiler"]["loader"]) if "profiler" in tools else None
         self._profiling = False
+        self._opened = False
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -62,6 +65,7 @@ class Instruments:
         with self._may_fail("freezer"):
             CGROUP.mkdir(exist_ok=True)
             (CGROUP / "cgroup.procs").write_text(str(self._pid))
+        self._load_observer()
         if self._loader:
             profiler = self._tools["profiler"]
             with self._may_fail("profiler"):
@@ -113,26 +117,40 @@ class Instruments:
 
     # -- the observer
 
-    def _start_observer(self) -> None:
+    def _load_observer(self) -> None:
+        """Do all that takes long: it takes eight times as long once all harts poll."""
         if "observer" not in self._tools:
             return
         with self._may_fail("observer"):
-            argv = [self._tools["observer"], "--pid", str(self._pid)]
+            argv = [self._tools["observer"], "--pid", str(self._pid), "--hold"]
             argv += ["--out", os.fspath(self._out / "observer.json")]
             argv += [word for spin in self._tools["spin"] for word in ("--spin", spin)]
             self._observer = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
             )
-            assert self._observer.stdout is not None
-            places = []
-            for line in self._observer.stdout:
-                if line == "ready\n":
-                    break
-                places += _PLACE.findall(line)
-            else:
-                raise RuntimeError(f"ended with {self._observer.wait()} before it was ready")
-        for number, (_, start, end) in enumerate(places):
-            self._mark("range", str(number), start, end)
+            places = _PLACE.findall("".join(self._until("loaded")))
+            for number, (start, end) in enumerate(places):
+                self._mark("range", str(number), start, end)
+
+    def _start_observer(self) -> None:
+        if self._observer is None:
+            return
+        with self._may_fail("observer"):
+            self._observer.send_signal(signal.SIGUSR1)
+            self._until("ready")
+            self._opened = True
+
+    def _until(self, word: str) -> list[str]:
+        """Return the observer's lines before the one that is `word`."""
+        assert self._observer is not None and self._observer.stdout is not None
+        lines: list[str] = []
+        for line in self._observer.stdout:
+            if line == f"{word}\n":
+                return lines
+            lines.append(line)
+        code = self._observer.wait()
+        self._observer = None
+        raise RuntimeError(f"ended with {code} before it was {word}")
 
     def _end_observer(self) -> None:
         if self._observer is None:
@@ -145,7 +163,7 @@ class Instruments:
             except subprocess.TimeoutExpired:
                 observer.kill()
                 code = observer.wait()
-            if code not in (0, OBSERVER_INVALID):
+            if code not in ((0, OBSERVER_INVALID) if self._opened else (OBSERVER_UNOPENED,)):
                 raise RuntimeError(f"ended with {code}")
 
     # -- the profiler, and the emulator
