@@ -1,4 +1,4 @@
-"""What comes out of the guest's results port: taken over whole, or named, on any Python from 3.11."""
+"""What comes out of the results port: taken over whole, or named, on any Python from 3.11."""
 
 import io
 import tarfile
