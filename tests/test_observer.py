@@ -22,7 +22,7 @@ from kernel.spin_ranges import spin_loops
 from toolchain.recipe import build
 
 MACHINE = default_machine({"memory_mib": 512})
-DEADLINE_S = 900.0
+DEADLINE_S = 1800.0
 ROUNDS = 4
 CHURN_THREADS = 20_000
 SMALL_MAP = 100
@@ -87,9 +87,8 @@ contend compute workload compute 2 0 60
 observe block workload block 2 20 0
 contend spin workload spin 2 {ROUNDS} 20 $spin
 contend no-range workload spin 2 {ROUNDS} 20
-contend mixed workload mixed 2 {ROUNDS} 20 $spin
-contend mixed-pie workload-pie mixed 2 {ROUNDS} 20 $spin_pie
-contend copy workload copy 2 0 60
+contend mixed workload-pie mixed 2 {ROUNDS} 20 $spin_pie
+contend copy workload copy 2 0 400
 begin target-exit workload exit 1 0 30; go; end
 
 # Opened by a signal: what the first thread does before that is not counted.
@@ -111,9 +110,7 @@ busybox head -c 1 /dev/zero >/tmp/go
 ./workload asleep $target 3
 busybox kill -INT $observer
 end
-begin deadline workload compute 1 0 400 --duration-ms 10; go; end
 
-observe churn workload churn 1 {CHURN_THREADS} 0 --max-threads 30000
 observe churn-lost workload churn 1 500 0 --max-threads {SMALL_MAP}
 echo {SMALL_PID_MAX} >/proc/sys/kernel/pid_max
 observe churn-reused workload churn 1 500 0 --max-threads 1000
@@ -283,13 +280,8 @@ busybox mount -t tmpfs -o size=4k tmpfs /tmp/full
 echo >/tmp/full/one
 ./workload block /tmp/go 1 1 0 & target=$!
 ./workload asleep $target 2
-python3 -c 'import os, time
-child = os.fork()
-if child == 0: os._exit(0)
-os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-with open("/tmp/zombie", "w") as file: print(child, file=file)
-time.sleep(1000)' &
-while ! [ -s /tmp/zombie ]; do busybox sleep 0.05; done
+./workload zombie >/tmp/zombie &
+while ! [ -s /tmp/zombie ]; do busybox sleep 0.01; done
 zombie=$(busybox cat /tmp/zombie)
 """
 
@@ -308,17 +300,33 @@ def renamed(image: Path, name: bytes, directory: Path) -> Path:
     return path
 
 
+def run(script: str, directory: Path) -> None:
+    """Boot once with the observer, the workloads and incomplete BTF files; run the script."""
+    workload = build("kernel/observer-workload")
+    btf = build("kernel/image") / "vmlinux.btf"
+    done = boot(
+        MACHINE,
+        seed=1,
+        payload={
+            "vstate_observer": build("kernel/vstate-observer") / "vstate_observer",
+            "workload": workload / "workload",
+            "workload-pie": workload / "workload-pie",
+            **{name: renamed(btf, text, directory) for name, text in HIDDEN.items()},
+        },
+        script=f"#!/bin/sh\ncd /payload\nbusybox mkfifo /tmp/go /tmp/said\n{script}",
+        directory=directory,
+        deadline_s=DEADLINE_S,
+    )
+    assert done.exit_code == 0, (directory / "console.log").read_text()[-2000:]
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all windows and faults in one guest; return the folder with what they left."""
     directory = tmp_path_factory.mktemp("observer")
     workload = build("kernel/observer-workload")
-    btf = build("kernel/image") / "vmlinux.btf"
-    hidden = {name: renamed(btf, text, directory) for name, text in HIDDEN.items()}
     faults = "\n".join(f"fault {name} {command}" for name, (command, _, _) in FAULTS.items())
-    script = f"""#!/bin/sh
-cd /payload
-busybox mkfifo /tmp/go /tmp/said
+    script = f"""
 spin='{spin_options(workload / "workload")}'
 spin_pie='{spin_options(workload / "workload-pie")}'
 {FUNCTIONS}{WINDOWS}{SURROUNDINGS}{faults}
@@ -327,20 +335,7 @@ busybox sleep 0.2
 ./workload programs >/results/programs-after
 ./vstate_observer --help >/results/help
 """
-    done = boot(
-        MACHINE,
-        seed=1,
-        payload={
-            "vstate_observer": build("kernel/vstate-observer") / "vstate_observer",
-            "workload": workload / "workload",
-            "workload-pie": workload / "workload-pie",
-            **hidden,
-        },
-        script=script,
-        directory=directory,
-        deadline_s=DEADLINE_S,
-    )
-    assert done.exit_code == 0, (directory / "console.log").read_text()[-2000:]
+    run(script, directory)
     return directory
 
 
@@ -436,30 +431,32 @@ def test_without_its_range_a_spin_loop_passes_for_computing(seen: Path) -> None:
         assert row["runnable"]["spin_saves"] == 0
 
 
-@pytest.mark.parametrize("name", ["mixed", "mixed-pie"])
-def test_a_mixed_load_is_split(seen: Path, name: str) -> None:
-    for row in workers(seen, name):
+def test_a_mixed_load_is_split_wherever_the_program_was_loaded(seen: Path) -> None:
+    for row in workers(seen, "mixed"):
         assert row["runnable"]["spin_saves"] == ROUNDS
         assert row["runnable"]["compute_saves"] >= ROUNDS
         assert row["blocking"]["discarded_saves"] == switched(row, OUTCOMES, "blocking")
         assert row["blocking"]["discarded_saves"] == ROUNDS + 1
-    target = document(seen, name)["target"]
-    assert target["position_independent"] is (name == "mixed-pie")
-    assert (int(target["load_bias"], 16) > 0) is (name == "mixed-pie")
+    target = document(seen, "mixed")["target"]
+    assert target["position_independent"]
+    assert int(target["load_bias"], 16) > 0
+    assert not document(seen, "spin")["target"]["position_independent"]
 
 
 def test_interrupted_kernel_mode_vector_code_is_told_apart(seen: Path) -> None:
-    for row in workers(seen, "copy"):
-        assert row["runnable"]["kernel_saves"] > 0
-        assert row["runnable"]["compute_saves"] == 0
+    # A hundred preemptions, a tenth of the time in such code: some must hit it.
+    rows = workers(seen, "copy")
+    assert sum(row["runnable"]["kernel_saves"] for row in rows) > 0
+    assert sum(switched(row, ["compute_saves", "spin_saves"]) for row in rows) == 0
 
 
 def test_the_end_of_the_target_is_named(seen: Path) -> None:
     found = document(seen, "target-exit", code=4)
     assert found["window"]["stopped_by"] == "target-exit"
     assert found["invalid_reasons"] == ["observer-target-exited"]
-    assert [row["exited"] for row in found["threads"]] == [1, 1]
-    assert {row["name"] for row in found["threads"]} == {"workload"}
+    # The window closes when the process is gone, maybe before its last thread is switched out.
+    gone = [row["name"] for row in found["threads"] if row["exited"]]
+    assert gone in (["workload"], ["workload", "workload"])
 
 
 def test_a_held_window_is_opened_by_a_signal(seen: Path) -> None:
@@ -471,13 +468,16 @@ def test_a_held_window_is_opened_by_a_signal(seen: Path) -> None:
 
 
 def test_a_deadline_ends_the_window(seen: Path) -> None:
-    window = document(seen, "deadline")["window"]
+    window = document(seen, "no-new", code=4)["window"]
     assert window["stopped_by"] == "deadline"
-    assert window["stop_ns"] - window["start_ns"] >= 10_000_000
+    assert window["stop_ns"] - window["start_ns"] >= 5_000_000
 
 
-def test_twenty_thousand_short_threads_have_a_row_each(seen: Path) -> None:
-    found = document(seen, "churn")
+@pytest.mark.long
+def test_twenty_thousand_short_threads_have_a_row_each(tmp_path: Path) -> None:
+    window = f"observe churn workload churn 1 {CHURN_THREADS} 0 --max-threads 30000\n"
+    run(f"{FUNCTIONS}{window}", tmp_path)
+    found = document(tmp_path, "churn")
     assert found["threads_made"] == CHURN_THREADS
     assert found["lost_threads"] == 0
     assert switched(found["without_row"], OUTCOMES) == 0

@@ -96,6 +96,7 @@ def on_board(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_on_the_virtual_board_time_is_instructions(on_board: dict[str, Any]) -> None:
     assert on_board["emulator"] == "qemu-system"
+    assert on_board["counters"] == {"cycles": "csr", "instructions": "csr"}
     assert on_board["vlenb_bytes"] == MACHINE.vlen_bits // 8
     for row in on_board["measurements"]:
         expected_ns = row["instructions_per_pass"] * 2**MACHINE.icount_shift
@@ -103,6 +104,9 @@ def test_on_the_virtual_board_time_is_instructions(on_board: dict[str, Any]) -> 
         spare_ns = 20_000 / on_board["passes"]
         assert expected_ns <= row["ns_per_pass"]["min"] + 1
         assert row["ns_per_pass"]["min"] <= expected_ns + spare_ns
+        # What the hardware counter adds is the reading of clock and counters.
+        counted = row["counted_instructions_per_pass"]["min"]
+        assert 0 <= counted - row["instructions_per_pass"] < 1000 / on_board["passes"]
 
 
 REFUSED = [

@@ -25,10 +25,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define COPY_BYTES (256 * 1024)
+#define COPY_BYTES (64 * 1024) /* what a pipe holds */
 #define NAP_NS 1000000
 #define QUIET_NAPS 20 /* some slices of whoever shares the hart */
 
@@ -134,6 +135,8 @@ static void work_mixed(void)
 {
 	for (long i = 0; i < rounds; i++) {
 		compute_until(deadline());
+		/* The deadline may have passed while another thread had the hart. */
+		use_vector();
 		spin_until(deadline());
 		use_vector();
 		nap();
@@ -157,18 +160,20 @@ static void work_hop(void)
 		stay_on(1 + i % 2);
 }
 
-/* Large enough for the kernel to copy with vector instructions of its own. */
+/* Through a pipe and back: pages are large enough for the kernel to copy them with V. */
 static void work_copy(void)
 {
-	static char bytes[COPY_BYTES];
+	char bytes[COPY_BYTES];
 	uint64_t end = deadline();
-	int file = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+	int ends[2];
 
-	if (file < 0)
-		die("/tmp");
+	memset(bytes, 1, sizeof(bytes));
+	if (pipe(ends))
+		die("pipe");
 	while (ticks() < end)
-		if (pwrite(file, bytes, sizeof(bytes), 0) != sizeof(bytes))
-			die("pwrite");
+		if (write(ends[1], bytes, sizeof(bytes)) != sizeof(bytes) ||
+		    read(ends[0], bytes, sizeof(bytes)) != sizeof(bytes))
+			die("pipe");
 }
 
 static int short_life(void *arg)
@@ -360,6 +365,21 @@ static int show_switches(const char *pid)
 	return 0;
 }
 
+/* Have a child that has ended and is not asked for; print its id. */
+static __attribute__((noreturn)) void keep_zombie(void)
+{
+	siginfo_t info;
+	pid_t pid = fork();
+
+	if (pid == 0)
+		_exit(0);
+	if (pid < 0 || waitid(P_PID, pid, &info, WEXITED | WNOWAIT))
+		die("fork");
+	printf("%d\n", pid);
+	fflush(stdout);
+	sleep_for_ever();
+}
+
 /* How many BPF programs are loaded on this machine. */
 static int show_programs(void)
 {
@@ -419,6 +439,8 @@ int main(int argc, char **argv)
 
 	if (argc == 2 && !strcmp(mode, "hog"))
 		run_hog();
+	if (argc == 2 && !strcmp(mode, "zombie"))
+		keep_zombie();
 	if (argc == 2 && !strcmp(mode, "programs"))
 		return show_programs();
 	if (argc == 3 && !strcmp(mode, "switches"))
@@ -432,9 +454,10 @@ int main(int argc, char **argv)
 	for (size_t i = 0; argc == 6 && i < sizeof(modes) / sizeof(modes[0]); i++)
 		if (!strcmp(mode, modes[i].name))
 			run_target(&modes[i], &argv[2]);
-	fprintf(stderr, "use: workload MODE FIFO THREADS ROUNDS MILLISECONDS\n"
-			"     workload hog | programs | switches PID | asleep PID THREADS\n"
-			"     workload without CAPABILITIES PROGRAM [ARG...]\n"
-			"     workload interrupted PROGRAM [ARG...]\n");
+	fprintf(stderr,
+		"use: workload MODE FIFO THREADS ROUNDS MILLISECONDS\n"
+		"     workload hog | zombie | programs | switches PID | asleep PID THREADS\n"
+		"     workload without CAPABILITIES PROGRAM [ARG...]\n"
+		"     workload interrupted PROGRAM [ARG...]\n");
 	return 2;
 }
