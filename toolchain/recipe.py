@@ -36,7 +36,7 @@ from toolchain.say import say
 from toolchain.sources import source, sources
 from toolchain.tomlfile import read_toml
 
-ROOMS = ("kernel", "llama.cpp", "board")
+ROOMS = ("kernel", "llama.cpp", "sched_ext", "board")
 FULL_BYTES = 1 << 20
 """A disk with less room than this failed a build, whatever the build itself says."""
 
