@@ -8,8 +8,9 @@ Limit: a plain `invoke` learns of this module only when it loads tasks.py; optio
 that are wrong before that (a missing value of --config) still end with its own exit code 1.
 """
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,21 +112,16 @@ class Program(invoke.program.Program):
                 raise ParseError(f"an option takes a whole number: {error}") from error
 
     def _bare_words_as_options(self, words: list[str]) -> list[str]:
-        """Put the option's name before each bare word after a verb that has `words`."""
-        contexts = {context.name: context for context in self.collection.to_contexts()}
-        done: list[str] = []
-        option = context = None
-        value_follows = False
-        for word in words:
-            if option and context and not value_follows and not word.startswith("-"):
-                done.append(f"--{option}")
-            elif word in contexts and option is None:
-                context = contexts[word]
-                option = getattr(self.collection.tasks.get(word), "words", None)
-            flag = context.flags.get(word) if context and word.startswith("-") else None
-            value_follows = flag is not None and flag.takes_value
-            done.append(word)
-        return done
+        """Put the option's name before each bare word after a verb that has `words`.
+
+        invoke's own description of a verb cannot be asked: making it a second time loses the help.
+        """
+        for at, word in enumerate(words):
+            verb = self.collection.tasks.get(word)
+            option = getattr(verb, "words", None)
+            if verb is not None and option is not None:
+                return [*words[: at + 1], *_named(words[at + 1 :], option, verb.body)]
+        return words
 
     def parse_cleanup(self) -> None:
         with _usage_failures():
@@ -161,6 +157,18 @@ class Program(invoke.program.Program):
 
 def _defined_at(verb: "Task[Callable[..., object]]") -> int:
     return verb.body.__code__.co_firstlineno
+
+
+def _named(words: Sequence[str], option: str, body: Callable[..., Any]) -> Iterator[str]:
+    """The words after a verb, with --option before each that is neither an option nor its value."""
+    parameters = inspect.signature(body).parameters.values()
+    switches = {f"--{p.name.replace('_', '-')}" for p in parameters if p.default in (True, False)}
+    value_follows = False
+    for word in words:
+        if not value_follows and not word.startswith("-"):
+            yield f"--{option}"
+        value_follows = word.startswith("-") and "=" not in word and word not in switches
+        yield word
 
 
 def main(arguments: list[str]) -> None:
