@@ -9,6 +9,7 @@ Limit: false explains nothing: who gets it asks jsonschema, whose word is the la
 
 import functools
 import re
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,16 +41,19 @@ class Compiler:
         self._read = read
         self._done: dict[str, Check] = {}
         self._roots: dict[str, Check | None] = {}
+        self._compiling = threading.Lock()
 
     def knows(self, name: str) -> bool:
         """Whether all keywords of the schema called `name` are known here."""
-        if name not in self._roots:
-            before = dict(self._done)
-            try:
-                self._roots[name] = self._at(name, "")
-            except _Unknown:
-                self._done = before  # what is half compiled must not be used by another schema
-                self._roots[name] = None
+        # Runs end in several threads: none may see, or put back, what another has half compiled.
+        with self._compiling:
+            if name not in self._roots:
+                before = dict(self._done)
+                try:
+                    self._roots[name] = self._at(name, "")
+                except _Unknown:
+                    self._done = before
+                    self._roots[name] = None
         return self._roots[name] is not None
 
     def accepts(self, name: str, document: object) -> bool:

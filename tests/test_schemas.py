@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from referencing import Registry, Resource
 import schemas
 from board.base import BOARDS
 from board.cell import EXPERIMENTS, SERVER
+from schemas.quick import Compiler
 from toolchain.errors import EnvironmentUnfit, InvalidData
 from toolchain.paths import REPO
 
@@ -258,3 +260,23 @@ def test_file_size_limit_changes_nothing(tmp_path: Path) -> None:
     assert "File too large" in done.stderr
     assert path.read_text(encoding="utf-8") == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_schemas_are_compiled_by_one_thread_at_a_time() -> None:
+    """Several runs may end at once, and each is checked in a thread of its own."""
+    names = schemas.names()
+
+    def ask(quick: Compiler, first: int) -> bool:
+        document = {"schema_version": "1", "cell": {}}
+        return any(quick.accepts(name, document) for name in [*names[first:], *names[:first]])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            quick = Compiler(schemas.schema)
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(ask, quick, first) for first in range(0, len(names), 4)]
+                assert not any(answer.result() for answer in asked)
+    finally:
+        sys.setswitchinterval(before)
