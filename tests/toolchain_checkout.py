@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolchain.lock import Package
+from toolchain.recipe import ROOMS
 
 REPO = Path(__file__).resolve().parents[1]
 HEADER = list(Package.__dataclass_fields__)
@@ -358,7 +359,7 @@ def make_checkout(root: Path, home: Path, mirror: Mirror) -> Checkout:
     )
     shutil.copy(REPO / "tasks.py", root)
     (root / "toolchain" / "sources.toml").write_text("")
-    for room in ("kernel", "llama.cpp", "board"):
+    for room in ROOMS:
         (root / room).mkdir()
         (root / room / "recipe.toml").write_text("")
     home.mkdir(parents=True, exist_ok=True)
