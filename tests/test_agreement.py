@@ -1,11 +1,13 @@
 """Three counts of the same saves: when they agree, and what is said when they do not."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from board.agreement import agreement
+from board.execute import _instruments
 
 
 def observer(user: int, kernel: int = 0) -> dict[str, Any]:
@@ -77,3 +79,24 @@ def test_what_does_not(parts: tuple[Mapping[str, Any] | None, ...], says: list[s
 def test_one_instrument_agrees_with_nobody() -> None:
     assert agreement(observer(1), None, None) is None
     assert agreement(None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "before", "after"),
+    [
+        (None, [], ["truth-missing"]),
+        ("{", [], ["damaged-results"]),
+        # What stopped the run is the reason; that it left nothing is not another one.
+        (None, ["guest-panic"], ["guest-panic"]),
+    ],
+)
+def test_what_an_instrument_left_behind(
+    tmp_path: Path, left: str | None, before: list[str], after: list[str]
+) -> None:
+    if left is not None:
+        (tmp_path / "truth.json").write_text(left)
+    reasons, details = list(before), list[str]()
+    counted = _instruments(["truth"], tmp_path, reasons, details)
+    assert counted == {"observer": None, "profiler": None, "truth": None}
+    assert reasons == after
+    assert bool(details) == (before != after)
