@@ -1,4 +1,4 @@
-"""debian.lock: every package of the two pinned trees, by name, version, pool path, size, sha256.
+"""debian.lock: every package of the pinned trees, by name, version, pool path, size, sha256.
 
 Promise: reading refuses anything that is not exactly the documented table; `relock` resolves
 packages.toml with the machine's own apt in private directories, so that neither the machine's
@@ -7,6 +7,7 @@ Limit: relocking needs a Debian host (apt-get and its archive keyring); using th
 """
 
 import csv
+import fnmatch
 import io
 import re
 import tempfile
@@ -112,10 +113,14 @@ def relock(mirror: str) -> list[Package]:
     for tree, spec in wanted["trees"].items():
         with tempfile.TemporaryDirectory(prefix="relock-") as directory:
             apt = _PrivateApt(Path(directory), spec["architecture"], spec["foreign"])
-            apt.update(
-                f"deb [signed-by={KEYRING}] {mirror} {wanted['suite']} {wanted['component']}"
-            )
-            packages += apt.resolve(tree, wanted["suite"], spec["packages"])
+            suite = spec.get("suite", wanted["suite"])
+            apt.update(f"deb [signed-by={KEYRING}] {mirror} {suite} {wanted['component']}")
+            kept = spec.get("only", ["*"])
+            packages += [
+                package
+                for package in apt.resolve(tree, suite, spec["packages"])
+                if any(fnmatch.fnmatchcase(package.name, glob) for glob in kept)
+            ]
     return packages
 
 
