@@ -1,10 +1,22 @@
 #!/bin/sh
-# Build llama-server (static) from the pinned source: build.sh server-riscv64|server-x86-64.
+# Build llama-server (static) from the pinned source with the phase hints, or a program that only
+# writes hints: build.sh server-riscv64|server-x86-64|hints.
 # Promise: the bytes depend on the source, this room's files and the pinned tree only.
 # Limit: runs inside the pinned tree (see toolchain/recipe.py), without network.
 set -eu
 
+if [ "$1" = hints ]; then
+	for triplet in riscv64 x86_64; do
+		$triplet-linux-gnu-g++ -std=c++17 -O2 -Wall -Wextra -Werror -static -I/recipe -I/sched_ext \
+			-ffile-prefix-map=/recipe=. -o "/out/hints-$triplet" \
+			/recipe/hints.cpp /recipe/server-vstate.cpp
+	done
+	exit
+fi
+
 tar --extract --gzip --file /src/llama-cpp --strip-components=3 --wildcards '*/vendor/llama.cpp'
+
+sh /recipe/apply.sh
 
 case $1 in
 server-riscv64) set -- -DCMAKE_TOOLCHAIN_FILE=/recipe/riscv64.cmake ;;
@@ -16,7 +28,7 @@ esac
 # GGML_CPU_REPACK off: on the K1 it changes the two phases differently and crashed a board
 # (llama.cpp issue 22655). GGML_RV_ZICBOP off: the K1 has none.
 cmake -S . -B out -G Ninja "$@" \
-	-DCMAKE_PROJECT_INCLUDE=/recipe/unity.cmake \
+	-DCMAKE_PROJECT_INCLUDE=/recipe/project.cmake \
 	-DCMAKE_BUILD_TYPE=Release \
 	-DCMAKE_EXE_LINKER_FLAGS=-static \
 	-DBUILD_SHARED_LIBS=OFF \

@@ -41,7 +41,7 @@ struct vstate_phase_hint {
 	unsigned int decode_tokens; /* of this batch */
 	unsigned int batch_tokens; /* the sum of both */
 	unsigned int sequence; /* batches announced, this one included; IDLE repeats it */
-	unsigned long long prefill_total; /* tokens of all batches announced, this one included */
+	unsigned long long prefill_total; /* of all batches but failed ones, this one included */
 	unsigned long long decode_total;
 };
 _Static_assert(sizeof(struct vstate_phase_hint) == 56, "phase hint ABI changed");

@@ -64,7 +64,7 @@ def shell_scripts(root: Path) -> list[Path]:
 
 
 def c_files(root: Path) -> list[Path]:
-    return [p for p in files(root) if p.suffix in (".c", ".h")]
+    return [p for p in files(root) if p.suffix in (".c", ".cpp", ".h")]
 
 
 def _tool(root: Path, paths: list[Path], *command: str | Path) -> list[str]:
