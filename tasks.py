@@ -24,6 +24,7 @@ RESULTS = "folder for results (default: results)"
         "board": "a board of board/boards.toml (default: virtual)",
         "jobs": "cells to run at the same time (default: one per CPU)",
         "results": RESULTS,
+        "accept": "make these runs the expected ones (artifact/expected/runs.json)",
     },
     iterable=["experiment"],
 )
@@ -34,17 +35,23 @@ def reproduce(
     board: str = "virtual",
     jobs: int = 0,
     results: str = "results",
+    accept: bool = False,
 ) -> None:
     """Run the experiments that have no valid run yet; end with a table.  Resumes where it stopped.
 
-    Exit codes: 0 done, 1 an answer is not the expected one, 2 usage, 3 environment unfit,
+    Exit codes: 0 done, 1 an answer or a run is not the expected one, 2 usage, 3 environment unfit,
     4 a cell has no valid run, 130 interrupted.
     """
     from board import runner
     from board.base import get_board
 
     code = runner.reproduce(
-        experiment or [], get_board(board), Path(results), jobs if jobs else None, full
+        experiment or [],
+        get_board(board),
+        Path(results),
+        jobs if jobs else None,
+        full,
+        accept=accept,
     )
     if code:
         raise Exit(code=code)

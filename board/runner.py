@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from analysis.collect import collect
+from analysis import expected_runs
+from analysis.collect import CollectedRun, collect
 from analysis.table import Expectation, print_table
 from board.base import Board
 from board.cell import Definitions, Overrides, Plan, plan_experiments, plan_run
@@ -66,13 +67,15 @@ def reproduce(
     jobs: int | None,
     full: bool,
     *,
+    accept: bool = False,
     definitions: Definitions | None = None,
 ) -> int:
     """Run the cells of the experiments that have no valid run, then collect and print the table.
 
     experiments: names; none means all, but those for a full reproduction only if `full`.
     jobs: cells at the same time; None means one per processor this process may use.
-    Returns the exit code: 0; 1 an answer is not the expected one; 4 a cell has no valid run; 130
+    accept: make the runs the expected ones, artifact/expected/runs.json, instead of comparing.
+    Returns the exit code: 0; 1 an answer or a run is not the expected one; 4 a cell has no valid run; 130
     interrupted.  Raises UsageError, EnvironmentUnfit and InvalidData.
     """
     count = len(os.sched_getaffinity(0)) if jobs is None else jobs
@@ -91,7 +94,7 @@ def reproduce(
                 hashes = [plan.hash for plan in plans if plan.experiment == name]
                 results.remember(name, board.name, hashes)
             _run_missing(board, plans, results, count)
-            return _conclude(results.root, plans)
+            return _conclude(results.root, plans, accept)
         except KeyboardInterrupt:
             say("interrupted: nothing is left running; the same command goes on from here")
             return _INTERRUPTED
@@ -164,9 +167,11 @@ def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _conclude(root: Path, plans: Sequence[Plan]) -> int:
+def _conclude(root: Path, plans: Sequence[Plan], accept: bool) -> int:
     """Write summary.csv, print the table and what was expected; returns the exit code."""
     runs = collect(root)
+    planned = {plan.hash for plan in plans}
+    asked = [run for run in runs if run.cell_hash in planned]
     valid = {run.cell_hash: run for run in reversed(runs) if run.row["valid"]}
     expectations = [
         Expectation(run.row["run_id"], plan.what, plan.expect_text, run.texts)
@@ -174,6 +179,7 @@ def _conclude(root: Path, plans: Sequence[Plan]) -> int:
         if plan.expect_text is not None and (run := valid.get(plan.hash)) is not None
     ]
     print_table(runs, expectations)
+    differs = not _as_expected(asked, accept)
     without = [plan for plan in plans if plan.hash not in valid]
     unmet = [expectation for expectation in expectations if not expectation.met]
     for plan in without:
@@ -181,7 +187,20 @@ def _conclude(root: Path, plans: Sequence[Plan]) -> int:
     say(f"one row per run: {root / 'summary.csv'}; {RECORD} and logs: {root / 'runs'}")
     if without:
         return InvalidData.exit_code
-    return Differs.exit_code if unmet else 0
+    return Differs.exit_code if unmet or differs else 0
+
+
+def _as_expected(runs: Sequence[CollectedRun], accept: bool) -> bool:
+    """Say how the runs compare with the expected ones, or make them these; False: one differs."""
+    if accept:
+        for line in expected_runs.remember(runs):
+            print(f"expected from now on: {line}")
+        return True
+    compared = expected_runs.compare(runs)
+    for line in compared.differing:
+        print(line)
+    print(compared.sentence)
+    return not compared.differing
 
 
 def _open(results_dir: Path) -> Results:

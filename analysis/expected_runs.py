@@ -1,0 +1,97 @@
+"""artifact/expected/runs.json: what a cell of the virtual board gives everybody, bit for bit.
+
+Promise: a run is looked up by its cell's hash, which covers kernel, server, model, agent, machine
+and load; equal means the whole record but for its environment, to the last digit.  A cell that is
+not in the file has other inputs: nothing is expected of it, so it cannot differ.
+Limit: what is accepted is what one machine saw; that a second one sees the same is the point.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import schemas
+from analysis.collect import CollectedRun
+from toolchain.paths import REPO
+
+EXPECTED = REPO / "artifact" / "expected" / "runs.json"
+_SCHEMA = "expected-runs"
+_PLATFORM = "virtual"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The cells compared: how many are equal, which differ (a line each), how many are unknown."""
+
+    equal: int
+    differing: tuple[str, ...]
+    unknown: int
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one line."""
+        words = [f"{self.equal} of {self.equal + len(self.differing)} equal, bit for bit"]
+        if self.unknown:
+            words.append(f"{self.unknown} not in it (other inputs: nothing is expected)")
+        return f"cells of artifact/expected/{EXPECTED.name}: {'; '.join(words)}"
+
+
+def compare(runs: Iterable[CollectedRun]) -> Compared:
+    """Hold each valid run of the virtual board against the file; raises InvalidData (the file)."""
+    cells = schemas.read(EXPECTED, _SCHEMA)["cells"]
+    equal, unknown, differing = 0, 0, []
+    for run in _judged(runs):
+        expected = cells.get(run.cell_hash)
+        if expected is None:
+            unknown += 1
+        elif expected["record_sha256"] == run.fingerprint:
+            equal += 1
+        else:
+            differing.append(f"{_what(run)}: {_difference(expected['figures'], _figures(run))}")
+    return Compared(equal, tuple(differing), unknown)
+
+
+def remember(runs: Iterable[CollectedRun]) -> Sequence[str]:
+    """Make these runs the expected ones, in place of all others; returns a line for each."""
+    judged = _judged(runs)
+    cells = {
+        run.cell_hash: {
+            "what": _what(run),
+            "record_sha256": run.fingerprint,
+            "figures": _figures(run),
+        }
+        for run in judged
+    }
+    schemas.write(EXPECTED, {"schema_version": "1", "cells": cells}, _SCHEMA)
+    return [f"{_what(run)}: {run.fingerprint}" for run in judged]
+
+
+def _judged(runs: Iterable[CollectedRun]) -> list[CollectedRun]:
+    """The first valid run of each cell of an experiment on the virtual board."""
+    first: dict[str, CollectedRun] = {}
+    for run in runs:
+        if run.row["valid"] and run.row["platform"] == _PLATFORM and run.experiments:
+            first.setdefault(run.cell_hash, run)
+    return list(first.values())
+
+
+def _what(run: CollectedRun) -> str:
+    row = run.row
+    name = ";".join(run.experiments)
+    words = f"{name} {row['model']} {row['policy']} c={row['concurrency']} seed={row['seed']}"
+    return words if row["vlen_bits"] is None else f"{words} VLEN={row['vlen_bits']}"
+
+
+def _figures(run: CollectedRun) -> dict[str, Any]:
+    """What a person looks at first when two runs differ."""
+    names = schemas.schema(_SCHEMA)["$defs"]["figures"]["required"]
+    return {name: run.row[name] for name in names}
+
+
+def _difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
+    words = [
+        f"{name} {found[name]!r}, expected {expected[name]!r}"
+        for name in expected
+        if found[name] != expected[name]
+    ]
+    return "DIFFERS: " + ("; ".join(words) or "in its record, not in the figures of the table")

@@ -1,0 +1,91 @@
+"""What everybody is to get: equal, different, unknown, accepted.  On a scripted board."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_board import FakeBoard, definitions
+
+from analysis import expected_runs
+from board.cell import Definitions
+from board.runner import reproduce
+from toolchain.errors import InvalidData
+
+
+@pytest.fixture
+def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "runs.json"
+    path.write_text('{"schema_version": "1", "cells": {}}')
+    monkeypatch.setattr(expected_runs, "EXPECTED", path)
+    return path
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Definitions:
+    return definitions(tmp_path)
+
+
+def run(known: Definitions, results: Path, *, accept: bool = False) -> int:
+    return reproduce([], FakeBoard(), results, 2, False, accept=accept, definitions=known)
+
+
+def cells(path: Path) -> dict[str, Mapping[str, Any]]:
+    content: dict[str, Mapping[str, Any]] = json.loads(path.read_text())["cells"]
+    return content
+
+
+def test_of_other_inputs_nothing_is_expected(
+    expected: Path, known: Definitions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(known, tmp_path / "results") == 0
+    said = capsys.readouterr().out
+    assert "0 of 0 equal, bit for bit; 3 not in it (other inputs: nothing is expected)" in said
+
+
+def test_a_second_reproduction_is_equal_bit_for_bit(
+    expected: Path, known: Definitions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(known, tmp_path / "one", accept=True) == 0
+    assert capsys.readouterr().out.count("expected from now on: ") == len(cells(expected)) == 3
+    assert run(known, tmp_path / "two") == 0
+    said = capsys.readouterr().out
+    assert "cells of artifact/expected/runs.json: 3 of 3 equal, bit for bit\n" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"figures": {"output_tps": 1.5}}, "DIFFERS: output_tps "),
+        ({"record_sha256": "0" * 64}, "DIFFERS: in its record, not in the figures of the table"),
+    ],
+)
+def test_a_run_that_differs_is_named_and_is_exit_code_1(
+    expected: Path,
+    known: Definitions,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    words: str,
+) -> None:
+    assert run(known, tmp_path / "one", accept=True) == 0
+    content = json.loads(expected.read_text())
+    cell = next(iter(content["cells"].values()))
+    cell["record_sha256"] = "0" * 64
+    cell["figures"] |= change.get("figures", {})
+    expected.write_text(json.dumps(content))
+    capsys.readouterr()
+    assert run(known, tmp_path / "two") == 1
+    said = capsys.readouterr().out
+    assert f"{cell['what']}: {words}" in said
+    assert "2 of 3 equal" in said
+    before = expected.read_bytes()
+    assert run(known, tmp_path / "two") == 1
+    assert expected.read_bytes() == before
+
+
+def test_a_damaged_file_is_named(expected: Path, known: Definitions, tmp_path: Path) -> None:
+    expected.write_text('{"schema_version": "1", "cells": {"0123456789ab": {}}}')
+    with pytest.raises(InvalidData, match=r"runs\.json"):
+        run(known, tmp_path / "results")
