@@ -75,8 +75,8 @@ def reproduce(
     experiments: names; none means all, but those for a full reproduction only if `full`.
     jobs: cells at the same time; None means one per processor this process may use.
     accept: make the runs the expected ones, artifact/expected/runs.json, instead of comparing.
-    Returns the exit code: 0; 1 an answer or a run is not the expected one; 4 a cell has no valid run; 130
-    interrupted.  Raises UsageError, EnvironmentUnfit and InvalidData.
+    Returns the exit code: 0; 1 an answer or a run is not the expected one; 4 a cell has no valid
+    run; 130 interrupted.  Raises UsageError, EnvironmentUnfit and InvalidData.
     """
     count = len(os.sched_getaffinity(0)) if jobs is None else jobs
     if count < 1:
