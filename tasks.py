@@ -216,6 +216,33 @@ def fetch(_: Context) -> None:
         source(name)
 
 
+@task(
+    group="Build",
+    help={
+        "out": "the archive (default: bananaos-artifact-COMMIT.tar.zst)",
+        "sign": "private key of ssh-keygen to sign the manifest with",
+        "check": "instead: hold this bundle, packed or unpacked, against its manifest",
+        "signers": "with --check: allowed-signers file; the signature must be there and be good",
+    },
+)
+def bundle(_: Context, out: str = "", sign: str = "", check: str = "", signers: str = "") -> None:
+    """Pack all that a rebuild and a run need, offline; or check such an archive.
+
+    Exit codes: 0 done, 1 a file differs from the manifest, 2 usage, 3 environment unfit, 4 not a
+    bundle.
+    """
+    from artifact import bundle as room
+
+    if check:
+        if out or sign:
+            raise UsageError("--check goes with --signers only")
+        room.check(Path(check), Path(signers) if signers else None)
+    elif signers:
+        raise UsageError("--signers goes with --check only")
+    else:
+        room.bundle(Path(out) if out else None, Path(sign) if sign else None)
+
+
 @task(group="Build")
 def relock(_: Context) -> None:
     """Resolve toolchain/packages.toml anew into toolchain/debian.lock (Debian hosts only)."""

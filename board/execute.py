@@ -23,6 +23,7 @@ from board.base import Board, RunFailed
 from board.cell import Plan
 from board.progress import Progress
 from board.results import Partial, Results, is_disk_trouble
+from toolchain import bundled
 from toolchain.command import Cancelled, run
 from toolchain.errors import EnvironmentUnfit, InvalidData
 from toolchain.paths import REPO
@@ -233,6 +234,8 @@ def _host() -> Mapping[str, Any]:
 
 
 def _git() -> tuple[str | None, bool | None]:
+    if commit := bundled.commit():
+        return commit, None  # whether a file was changed since, `./inv bundle --check` tells
     commit = _git_output(["rev-parse", "HEAD"])
     changes = _git_output(["status", "--porcelain"]) if commit else None
     return (commit, None if changes is None else bool(changes))

@@ -263,3 +263,47 @@ def test_waiting_is_said_and_a_killed_holder_does_not_block(tmp_path: Path) -> N
     holder.communicate()
     assert waiter.communicate()[0] == "mine\n"
     assert waiter.returncode == 0
+
+
+def _bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Path) -> Path:
+    """Move a finished entry into the bundle; return where it is now."""
+    monkeypatch.setattr(cache.bundled, "FOLDER", tmp_path / "bundle")
+    prebuilt = tmp_path / "bundle" / "artifacts" / directory.name
+    prebuilt.parent.mkdir(parents=True)
+    directory.rename(prebuilt)
+    return prebuilt
+
+
+def test_a_prebuilt_entry_is_checked_and_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make = Maker()
+    (first := _entry(make) / "a").chmod(0o755)
+    prebuilt = _bundle(tmp_path, monkeypatch, first.parent)
+    again = _entry(make)
+    assert make.times == 1
+    assert cache.manifest(again) == cache.manifest(prebuilt)
+    assert (again / "a").stat().st_mode & 0o777 == 0o755
+    assert "prebuilt, from the bundle; its hashes were checked" in capfd.readouterr().err
+
+
+def test_a_damaged_prebuilt_entry_is_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make = Maker()
+    prebuilt = _bundle(tmp_path, monkeypatch, _entry(make))
+    (prebuilt / "a").write_bytes(b"other")
+    assert (_entry(make) / "a").read_bytes() == b"content"
+    assert make.times == 2
+    assert "a has other bytes" in capfd.readouterr().err
+
+
+def test_switched_off_no_prebuilt_entry_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Maker()
+    _bundle(tmp_path, monkeypatch, _entry(make))
+    monkeypatch.setenv(cache.VARIABLE, "off")
+    monkeypatch.setattr(cache, "_fresh", set())
+    _entry(make)
+    assert make.times == 2

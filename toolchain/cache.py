@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from toolchain import bundled
 from toolchain.errors import EnvironmentUnfit, UsageError, cannot_write
 from toolchain.fetch import sha256_file
 from toolchain.paths import cache_dir
@@ -56,7 +57,9 @@ def entry(name: str, inputs: object, make: Callable[[Path], None]) -> Path:
                     f"set aside as {aside.name} and built anew"
                 )
         if (anew and final not in _fresh) or not final.is_dir():
-            _build(final, inputs, make)
+            _build(
+                final, inputs, make if anew else lambda new: _take_or_make(final, key, new, make)
+            )
         _fresh.add(final)
     return final
 
@@ -112,6 +115,20 @@ def exclusive(name: str) -> Iterator[None]:
                 "set XDG_CACHE_HOME to a directory on a local disk"
             ) from exc
         yield
+
+
+def _take_or_make(final: Path, key: str, new: Path, make: Callable[[Path], None]) -> None:
+    """Copy what an unpacked bundle has of this entry, if it is whole; else make it."""
+    prebuilt = bundled.entry(final.name)
+    if prebuilt is None:
+        make(new)
+    elif damaged := _damage(prebuilt, key):
+        say(f"cache: {prebuilt}: damaged ({', '.join(damaged)}); built anew instead")
+        make(new)
+    else:
+        for name in manifest(prebuilt):
+            shutil.copy(prebuilt / name, new)
+        say(f"cache: {final.name}: prebuilt, from the bundle; its hashes were checked")
 
 
 def _is_off() -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
+from toolchain import bundled
 from toolchain.errors import EnvironmentUnfit, InvalidData, cannot_read, cannot_write
 from toolchain.paths import cache_dir
 from toolchain.say import say
@@ -83,7 +84,7 @@ def fetch(
 def _present(wanted: Wanted, directory: Path) -> bool:
     path = directory / wanted.sha256
     try:
-        if not path.is_file():
+        if not path.is_file() and not bundled.take_download(wanted.sha256, path):
             return False
         if path.stat().st_size == wanted.size_bytes and sha256_file(path) == wanted.sha256:
             return True

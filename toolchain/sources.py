@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import fetch, mirror
+from toolchain import bundled, fetch, mirror
 from toolchain.cache import exclusive, remove_tree
 from toolchain.command import CommandFailed, run
 from toolchain.errors import InvalidData, UsageError, cannot_read, cannot_write
@@ -103,7 +103,9 @@ def source(name: str) -> Path:
 
 def _is_good(path: Path, pin: Source) -> bool:
     try:
-        return path.is_file() and fetch.sha256_file(path) == pin.sha256
+        if not path.is_file() and not bundled.take_download(pin.sha256, path):
+            return False
+        return fetch.sha256_file(path) == pin.sha256
     except OSError as exc:
         raise cannot_read(path, exc) from exc
 

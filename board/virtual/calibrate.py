@@ -35,6 +35,12 @@ def calibration(machine: Machine) -> dict[str, Any]:
 
     Measuring takes some minutes of wall time.  Raises RunFailed and what builds raise.
     """
+    document: dict[str, Any] = schemas.read(calibration_entry(machine) / FILE, "calibration")
+    return document
+
+
+def calibration_entry(machine: Machine) -> Path:
+    """Return the cache entry that holds the calibration; raises like `calibration`."""
     settings = tomllib.loads(MACHINE.read_text())["calibration"]
     inputs = {
         **guest.artifacts(settings["model"]),
@@ -42,11 +48,9 @@ def calibration(machine: Machine) -> dict[str, Any]:
         "method": sha256_file(Path(__file__)),
     }
     asked = {"machine": machine.as_cell(), "settings": settings, "inputs": inputs}
-    directory = cache.entry(
+    return cache.entry(
         "calibration", asked, lambda out: _measure(machine, settings, inputs, out / FILE)
     )
-    document: dict[str, Any] = schemas.read(directory / FILE, "calibration")
-    return document
 
 
 def _measure(

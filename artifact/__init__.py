@@ -1,0 +1,1 @@
+"""Claims, experiments, published numbers, expected results; and the bundle made of all."""

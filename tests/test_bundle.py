@@ -1,0 +1,268 @@
+"""The bundle: the same bytes twice, every change found, and an unpacked one that needs no network.
+
+Promise: archives are written, damaged and checked for real; a small checkout with a bundle beside
+it fetches from a mirror that has nothing.
+Limit: the real bundle has 2 GB; ./inv bundle and a run from it are the documented command.
+"""
+
+import hashlib
+import io
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from toolchain_checkout import Checkout, Mirror, make_checkout, names, small_deb
+
+from artifact import archive, bundle
+from artifact.archive import MANIFEST, SIGNATURE, Member
+from toolchain import bundled
+from toolchain.errors import Differs, EnvironmentUnfit, InvalidData, UsageError
+
+MEMBERS = [
+    Member("inv", b"#!/bin/sh\n", executable=True),
+    Member("bundle/commit", b"0" * 40 + b"\n"),
+    Member("a/b", b"\0" * 100_000),
+]
+SHA256 = hashlib.sha256
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    path = tmp_path / "b.tar.zst"
+    archive.write(path, "top", MEMBERS)
+    return path
+
+
+def unpack(packed: Path, to: Path) -> Path:
+    with (
+        packed.open("rb") as stream,
+        zstandard.ZstdDecompressor().stream_reader(stream) as content,
+        tarfile.open(fileobj=content, mode="r|") as tar,
+    ):
+        for info in tar:
+            target = to / info.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            member = tar.extractfile(info)
+            assert member is not None
+            target.write_bytes(member.read())
+            target.chmod(info.mode)
+    return to / "top"
+
+
+def repack(packed: Path, change: Callable[[tarfile.TarInfo, bytes], bytes | None]) -> None:
+    """Write the archive anew with each member as `change` wants it; None leaves it out."""
+    out = io.BytesIO()
+    with (
+        packed.open("rb") as stream,
+        zstandard.ZstdDecompressor().stream_reader(stream) as content,
+        tarfile.open(fileobj=content, mode="r|") as tar,
+        tarfile.open(fileobj=out, mode="w") as new,
+    ):
+        for info in tar:
+            member = tar.extractfile(info)
+            assert member is not None
+            changed = change(info, member.read())
+            if changed is not None:
+                info.size = len(changed)
+                new.addfile(info, io.BytesIO(changed))
+    packed.write_bytes(zstandard.compress(out.getvalue()))
+
+
+def test_the_same_members_give_the_same_bytes(packed: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    sha256 = archive.write(again, "top", reversed(MEMBERS))
+    assert again.read_bytes() == packed.read_bytes()
+    assert sha256 == SHA256(packed.read_bytes()).hexdigest()
+
+
+def test_what_is_whole_passes_packed_and_unpacked(packed: Path, tmp_path: Path) -> None:
+    assert archive.check(packed) == 3
+    folder = unpack(packed, tmp_path)
+    assert archive.check(folder) == 3
+    assert (folder / "inv").stat().st_mode & 0o777 == 0o755
+    for left in ("results/runs", ".venv/bin", "toolchain/__pycache__"):
+        (folder / left).mkdir(parents=True)
+        (folder / left / "x").touch()
+    assert archive.check(folder) == 3, "what using it leaves there is no change"
+    done = subprocess.run(["sha256sum", "--quiet", "-c", MANIFEST], cwd=folder, check=False)
+    assert done.returncode == 0, "coreutils alone can check it"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda info, old: old + b"x" if info.name == "top/inv" else old,
+            r"1 of 3 .*: inv: changed",
+        ),
+        (lambda info, old: None if info.name == "top/a/b" else old, r"a/b: missing"),
+    ],
+)
+def test_a_change_is_named(
+    packed: Path, change: Callable[[tarfile.TarInfo, bytes], bytes | None], words: str
+) -> None:
+    repack(packed, change)
+    with pytest.raises(Differs, match=words):
+        archive.check(packed)
+
+
+def test_a_file_that_nobody_named(packed: Path, tmp_path: Path) -> None:
+    folder = unpack(packed, tmp_path)
+    (folder / "more").touch()
+    with pytest.raises(Differs, match=r"more: not in MANIFEST"):
+        archive.check(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: content[: len(content) // 2], "not a whole .tar.zst archive"),
+        (lambda content: b"no archive", "not a whole .tar.zst archive"),
+        (lambda content: b"", "not a whole|no MANIFEST"),
+    ],
+)
+def test_what_is_no_bundle(packed: Path, damage: Callable[[bytes], bytes], words: str) -> None:
+    packed.write_bytes(damage(packed.read_bytes()))
+    with pytest.raises(InvalidData, match=words):
+        archive.check(packed)
+
+
+def test_a_bundle_without_its_manifest(packed: Path) -> None:
+    repack(packed, lambda info, old: None if info.name.endswith(MANIFEST) else old)
+    with pytest.raises(InvalidData, match=f"no {MANIFEST} in it"):
+        archive.check(packed)
+
+
+def test_a_line_of_the_manifest_that_is_none(packed: Path) -> None:
+    repack(packed, lambda info, old: b"abc\n" + old if info.name.endswith(MANIFEST) else old)
+    with pytest.raises(InvalidData, match=r"MANIFEST\.sha256:1: got 'abc'"):
+        archive.check(packed)
+
+
+def test_a_member_that_would_leave_the_folder(packed: Path) -> None:
+    def escape(info: tarfile.TarInfo, old: bytes) -> bytes:
+        if info.name == "top/inv":
+            info.name = "top/../inv"
+        return old
+
+    repack(packed, escape)
+    with pytest.raises(InvalidData, match="not a plain file below one folder"):
+        archive.check(packed)
+
+
+def test_nothing_is_left_when_a_member_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnfit, match="gone: cannot read"):
+        archive.write(tmp_path / "b", "top", [Member("x", tmp_path / "gone")])
+    assert names(tmp_path) == set()
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "a@b", "-f", str(path)]
+    subprocess.run(words, check=True)
+    return path
+
+
+def signers(key: Path, name: str = "author@example.org") -> Path:
+    path = key.with_name("signers")
+    path.write_text(f"{name} {key.with_suffix('.pub').read_text()}")
+    return path
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen on this machine")
+def test_a_signature(tmp_path: Path, key: Path) -> None:
+    signed, plain = tmp_path / "signed", tmp_path / "plain"
+    archive.write(signed, "top", MEMBERS, key)
+    archive.write(plain, "top", MEMBERS)
+    assert archive.check(signed, signers(key)) == 3
+    with pytest.raises(Differs, match=f"{SIGNATURE} is missing: the bundle was not signed"):
+        archive.check(plain, signers(key))
+    other = b"0" * 64 + b"  inv\n"
+    repack(signed, lambda info, old: other if info.name == f"top/{MANIFEST}" else old)
+    with pytest.raises(Differs):
+        archive.check(signed, signers(key))
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen on this machine")
+def test_a_signature_of_somebody_else(tmp_path: Path, key: Path) -> None:
+    signed = tmp_path / "signed"
+    archive.write(signed, "top", MEMBERS, key)
+    key.unlink()
+    key.with_suffix(".pub").unlink()
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "a@b", "-f", str(key)]
+    subprocess.run(words, check=True)
+    with pytest.raises(Differs, match="of none of the signers"):
+        archive.check(signed, signers(key))
+
+
+# --- refusals of the verb -----------------------------------------------------------------------
+
+
+def test_a_changed_clone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True)
+
+    git("init", "-q")
+    (tmp_path / "file").touch()
+    git("add", "file")
+    git("commit", "-qm", "one")
+    (tmp_path / "other").touch()
+    monkeypatch.setattr(bundle, "REPO", tmp_path)
+    with pytest.raises(UsageError, match=r"has changes that are in no commit \(\?\? other"):
+        bundle.bundle(tmp_path / "out", None)
+
+
+def test_an_unpacked_bundle_makes_no_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    with pytest.raises(EnvironmentUnfit, match="this is an unpacked bundle"):
+        bundle.bundle(tmp_path / "out", None)
+
+
+def test_what_to_check_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file or folder"):
+        bundle.check(tmp_path / "nothing", None)
+
+
+# --- an unpacked bundle, offline ----------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Checkout]:
+    mirror = Mirror()
+    yield make_checkout(tmp_path / "checkout", tmp_path / "home", mirror)
+    mirror.stop()
+
+
+def test_packages_come_from_the_bundle(checkout: Checkout) -> None:
+    for tree in ("build", "guest"):
+        checkout.add_package(f"p-{tree}", small_deb(f"p-{tree}"), tree)
+    folder = checkout.root / "bundle" / "downloads"
+    folder.mkdir(parents=True)
+    for row in checkout.rows:
+        (folder / row[-1]).write_bytes(checkout.mirror.files[row[5]])
+    checkout.mirror.files.clear()
+    done = checkout.run("fetch")
+    assert done.code == 0, done.err
+    assert names(checkout.downloads) == {row[-1] for row in checkout.rows}
+    assert checkout.mirror.requests == []
+
+
+def test_a_damaged_package_of_the_bundle_is_fetched(checkout: Checkout) -> None:
+    for tree in ("build", "guest"):
+        checkout.add_package(f"p-{tree}", small_deb(f"p-{tree}"), tree)
+    folder = checkout.root / "bundle" / "downloads"
+    folder.mkdir(parents=True)
+    sha256 = checkout.rows[0][-1]
+    (folder / sha256).write_bytes(b"damaged")
+    done = checkout.run("fetch")
+    assert done.code == 0, done.err
+    assert "the download in the cache is damaged; fetching it anew" in done.err
+    assert SHA256((checkout.downloads / sha256).read_bytes()).hexdigest() == sha256
