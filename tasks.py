@@ -259,6 +259,17 @@ def relock(_: Context) -> None:
             print(*key, old.version if old else "-", "->", new.version if new else "-")
 
 
+@task(group="Check", help={"out": "the PDF; the Markdown goes beside it"})
+def appendix(_: Context, out: str = "report/appendix.pdf") -> None:
+    """Typeset the artifact appendix, two pages, from the claims and experiments.
+
+    Exit codes: 0 done, 3 cannot be written, 4 the template or a data file is damaged.
+    """
+    from artifact.appendix import appendix as room
+
+    room(Path(out))
+
+
 @task(group="Develop")
 def bench(_: Context) -> None:
     """Print what instruments, virtual board and analysis cost (minutes; figures, no tests)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import cache
+from toolchain import bundled, cache
 from toolchain.errors import EnvironmentUnfit, UsageError
 
 INPUTS = {"of": ["anything", 1, 2.5, None], "a": {"b": "c"}}
@@ -267,7 +267,7 @@ def test_waiting_is_said_and_a_killed_holder_does_not_block(tmp_path: Path) -> N
 
 def _bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Path) -> Path:
     """Move a finished entry into the bundle; return where it is now."""
-    monkeypatch.setattr(cache.bundled, "FOLDER", tmp_path / "bundle")
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path / "bundle")
     prebuilt = tmp_path / "bundle" / "artifacts" / directory.name
     prebuilt.parent.mkdir(parents=True)
     directory.rename(prebuilt)

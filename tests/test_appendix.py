@@ -1,0 +1,81 @@
+"""The appendix: two pages, every claim and experiment in it, the same bytes, bad input named.
+
+Limit: that it reads well, and how it looks, was judged by looking at it.
+"""
+
+from pathlib import Path
+
+import pytest
+import typst
+
+from analysis.claims import read_claims
+from artifact import appendix
+from artifact.typeset import to_typst
+from board.cell import Definitions
+from toolchain.errors import EnvironmentUnfit, InvalidData
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return appendix.markdown()
+
+
+def test_it_has_two_pages(text: str, tmp_path: Path) -> None:
+    source = tmp_path / "a.typ"
+    source.write_text(to_typst(text))
+    typst.compile(str(source), output=str(tmp_path / "{n}.png"), format="png", ppi=20.0)
+    assert len(list(tmp_path.glob("*.png"))) == 2
+
+
+def test_every_claim_and_experiment_is_in_it(text: str) -> None:
+    claims = read_claims().claims
+    for claim in claims:
+        assert f"| {claim.id} | {claim.statement} |" in text
+        assert claim.wanted in text
+    for name, experiment in Definitions.read().experiments["experiments"].items():
+        assert f"| {name} | {experiment['title']} | virtual |" in text
+    assert "{{" not in text
+
+
+def test_the_same_bytes_every_time(text: str) -> None:
+    first = appendix.pdf(text)
+    assert first.startswith(b"%PDF")
+    assert first == appendix.pdf(text)
+
+
+def test_what_cannot_be_filled_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = tmp_path / "t.md"
+    template.write_text("a {{ nothing }}")
+    monkeypatch.setattr(appendix, "TEMPLATE", template)
+    with pytest.raises(InvalidData, match=r"got \{\{ nothing \}\}, expected one of n_board"):
+        appendix.markdown()
+
+
+def test_text_is_never_markup(tmp_path: Path) -> None:
+    strange = 'a #set $x$ <b> @c *d* "e" \\ _f_ ~ [g]'
+    made = to_typst(strange.replace("*", "\\*").replace("_", "\\_").replace("<b>", "\\<b>"))
+    source = tmp_path / "a.typ"
+    source.write_text(made)
+    typst.compile(str(source))
+    assert '"e\\"' in made.replace('\\"e\\"', '"e\\"')
+
+
+@pytest.mark.parametrize("markdown", ["![a](b.png)", "1. one\n2. two", "> quoted", "---"])
+def test_other_markdown_is_refused_by_name(markdown: str) -> None:
+    with pytest.raises(InvalidData, match="is not covered"):
+        to_typst(markdown)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentUnfit, match="cannot write"):
+        appendix.appendix(tmp_path / "file" / "a.pdf")
+
+
+def test_pdf_and_markdown_are_written(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    appendix.appendix(tmp_path / "new" / "a.pdf")
+    assert (tmp_path / "new" / "a.md").read_text() == text
+    assert (tmp_path / "new" / "a.pdf").read_bytes().startswith(b"%PDF")
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "new" / "a.pdf")
