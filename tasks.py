@@ -271,6 +271,14 @@ def appendix(_: Context, out: str = "report/appendix.pdf") -> None:
 
 
 @task(group="Develop")
+def glossary(_: Context) -> None:
+    """Make docs/fields.md anew: the fields of the result files, out of the schemas."""
+    from artifact.glossary import write
+
+    write()
+
+
+@task(group="Develop")
 def bench(_: Context) -> None:
     """Print what instruments, virtual board and analysis cost (minutes; figures, no tests)."""
     from analysis.bench import bench as analysis_bench
