@@ -27,8 +27,9 @@ _UNITS = {
 _HEAD = """\
 # Fields of the result files
 
-Made from `schemas/` by `./inv glossary`; do not edit. A run's folder has these files and `record.json`,
-which holds them all; `results/summary.csv` has one row per run. Times of the virtual board are virtual.
+Made from `schemas/` by `./inv glossary`; do not edit. A run's folder has these files and
+`record.json`, which holds them all; `results/summary.csv` has one row per run. Times of the virtual
+board are virtual.
 """
 
 
