@@ -278,6 +278,23 @@ def glossary(_: Context) -> None:
     write()
 
 
+@task(
+    group="Develop",
+    help={
+        "days": "artifacts that were not used for this many days go",
+        "all": "the whole cache goes: everything is fetched and built anew",
+    },
+)
+def clean(_: Context, days: int = 14, all: bool = False) -> None:
+    """Give back disk: old artifacts, damaged ones, packages that are locked no more.
+
+    Results and reports are never touched.
+    """
+    from toolchain.clean import clean as room
+
+    room(days, all)
+
+
 @task(group="Develop")
 def bench(_: Context) -> None:
     """Print what instruments, virtual board and analysis cost (minutes; figures, no tests)."""

@@ -46,6 +46,8 @@ def entry(name: str, inputs: object, make: Callable[[Path], None]) -> Path:
     final = cache_dir() / "artifacts" / f"{name.replace('/', '-')}-{key[:16]}"
     anew = _is_off() and final not in _fresh
     if not anew and final.is_dir() and not _damage(final, key):
+        with contextlib.suppress(OSError):  # a cache that is read only is used all the same
+            os.utime(final / MANIFEST)  # clean.py removes what was not used for long
         return final
     with exclusive(final.name):
         if final.is_dir():
