@@ -25,6 +25,7 @@ RESULTS = "folder for results (default: results)"
         "jobs": "cells to run at the same time (default: one per CPU)",
         "results": RESULTS,
         "accept": "make these runs the expected ones (artifact/expected/runs.json)",
+        "shard": "K/N: only the K-th of N parts of the cells, for N machines; see ./inv merge",
     },
     iterable=["experiment"],
 )
@@ -36,6 +37,7 @@ def reproduce(
     jobs: int = 0,
     results: str = "results",
     accept: bool = False,
+    shard: str = "1/1",
 ) -> None:
     """Run the experiments that have no valid run yet; end with a table.  Resumes where it stopped.
 
@@ -44,6 +46,7 @@ def reproduce(
     """
     from board import runner
     from board.base import get_board
+    from board.merge import shard_of
 
     code = runner.reproduce(
         experiment or [],
@@ -52,6 +55,7 @@ def reproduce(
         jobs if jobs else None,
         full,
         accept=accept,
+        shard=shard_of(shard),
     )
     if code:
         raise Exit(code=code)
@@ -100,6 +104,23 @@ def run(
         instruments=instruments or None,
     )
     runner.run_one(get_board(board), overrides, Path(results))
+
+
+@task(
+    group="Reproduce",
+    help={"folder": "a results folder to read; may be repeated", "results": "the folder to fill"},
+    iterable=["folder"],
+    words="folder",
+)
+def merge(_: Context, folder: list[str] | None = None, results: str = "results") -> None:
+    """Put the runs of several results folders into one: ./inv merge one two --results all.
+
+    Exit codes: 0 done, 1 two runs of a deterministic cell differ, 2 usage, 3 environment unfit,
+    4 a record is damaged.
+    """
+    from board.merge import merge as room
+
+    room([Path(name) for name in folder or []], Path(results))
 
 
 @task(

@@ -68,12 +68,14 @@ def reproduce(
     full: bool,
     *,
     accept: bool = False,
+    shard: tuple[int, int] = (1, 1),
     definitions: Definitions | None = None,
 ) -> int:
     """Run the cells of the experiments that have no valid run, then collect and print the table.
 
     experiments: names; none means all, but those for a full reproduction only if `full`.
     jobs: cells at the same time; None means one per processor this process may use.
+    shard: (k, n): only each n-th cell, from the k-th on, by hash; merge.py puts folders together.
     accept: make the runs the expected ones, artifact/expected/runs.json, instead of comparing.
     Returns the exit code: 0; 1 an answer or a run is not the expected one; 4 a cell has no valid
     run; 130 interrupted.  Raises UsageError, EnvironmentUnfit and InvalidData.
@@ -93,11 +95,18 @@ def reproduce(
             for name in names:
                 hashes = [plan.hash for plan in plans if plan.experiment == name]
                 results.remember(name, board.name, hashes)
+            plans = _shard(plans, *shard)
             _run_missing(board, plans, results, count)
             return _conclude(results.root, plans, accept)
         except KeyboardInterrupt:
             say("interrupted: nothing is left running; the same command goes on from here")
             return _INTERRUPTED
+
+
+def _shard(plans: Sequence[Plan], k: int, n: int) -> list[Plan]:
+    """The cells of one shard of n: the same on every machine, whatever has been run there."""
+    mine = set(sorted({plan.hash for plan in plans})[k - 1 :: n])
+    return [plan for plan in plans if plan.hash in mine]
 
 
 def _run_missing(board: Board, plans: Sequence[Plan], results: Results, jobs: int) -> None:
