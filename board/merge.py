@@ -23,8 +23,8 @@ _VIRTUAL = "virtual"
 def merge(sources: Sequence[Path], into: Path) -> None:
     """Copy the runs of `sources` to the results folder `into`, made if need be.
 
-    Raises UsageError (a source that is none, or is `into`), InvalidData (a bad record), Differs (the
-    same run, told otherwise) and EnvironmentUnfit.
+    Raises UsageError (a source that is none, or is `into`), InvalidData (a bad record), Differs
+    (the same run, told otherwise) and EnvironmentUnfit.
     """
     if not sources:
         raise UsageError("merge: got no folder, expected results folders: ./inv merge one two")
@@ -56,8 +56,8 @@ def _agree(source: Path, records: Mapping[str, Any], known: Mapping[str, Any]) -
             continue
         if mine["cell"]["board"] == _VIRTUAL and mine["valid"] and theirs["valid"]:
             raise Differs(
-                f"{source / RUNS / run_id}: the same deterministic cell with other results than the "
-                "run that is there already: compare the two record.json"
+                f"{source / RUNS / run_id}: the same deterministic cell with other results than "
+                "the run that is there already: compare the two record.json"
             )
         raise InvalidData(
             f"{source / RUNS / run_id}: another run with the same name is there already: "
