@@ -285,8 +285,8 @@ static void open_and_load(struct engine *e)
 	reuse(skel->maps.phase_hints, e->hints_fd);
 	reuse(skel->maps.workers, e->workers_fd);
 	reuse(skel->maps.stats, e->stats_fd);
-	/* Between reading this and attaching no hart may come or go; the kernel checks it. */
-	skel->struct_ops.vstate_ops->hotplug_seq = read_number(SYSFS "/hotplug_seq");
+	/* hotplug_seq stays 0, unchecked: nothing here depends on which harts are online, so they
+	 * may come and go until it is attached. */
 	skel->struct_ops.vstate_ops->timeout_ms = e->set->knob[KNOB_WATCHDOG_MS];
 	if (e->set->scope == SCOPE_PARTIAL)
 		skel->struct_ops.vstate_ops->flags |= switch_partial();
@@ -330,12 +330,18 @@ bool engine_ended(struct engine *e, struct exit_info *to)
 	return true;
 }
 
+void engine_load(struct engine *e)
+{
+	if (!e->skel)
+		open_and_load(e);
+}
+
 bool engine_start(struct engine *e)
 {
 	struct kernel_state now;
 	struct exit_info ended;
 
-	open_and_load(e);
+	engine_load(e);
 	e->link = bpf_map__attach_struct_ops(e->skel->maps.vstate_ops);
 	if (!e->link)
 		fail(EXIT_UNFIT, "the kernel does not take the scheduler: %s (%s)", strerror(errno),
