@@ -28,16 +28,18 @@ class Policies:
     def read(cls, path: Path = POLICIES) -> "Policies":
         """Read it; raises InvalidData when it is not as its schema says or names no such knob."""
         content = schemas.read_toml(path, "policies")
+        policies, variants = content["policies"].items(), content["variants"].items()
+        sets = [
+            (f"policies.{n}.scheduler", p["scheduler"]) for n, p in policies if "scheduler" in p
+        ]
+        sets += [(f"variants.{n}", variant) for n, variant in variants]
         known = content["scheduler"]["knobs"]
-        for place, one in (
-            *((f"policies.{n}.scheduler", p.get("scheduler")) for n, p in content["policies"].items()),
-            *((f"variants.{n}", variant) for n, variant in content["variants"].items()),
-        ):
-            for knob in one["knobs"] if one else ():
-                if knob not in known:
-                    raise InvalidData(
-                        f"{path}: at {place}.knobs: no such knob {knob!r}; known: {', '.join(known)}"
-                    )
+        for place, one in sets:
+            if unknown := one["knobs"].keys() - known.keys():
+                raise InvalidData(
+                    f"{path}: at {place}.knobs: no such knob {min(unknown)!r}; "
+                    f"known: {', '.join(known)}"
+                )
         return cls(content)
 
     def known(self, policy: str) -> str:
@@ -95,9 +97,7 @@ class Policies:
         """The server's flags under the policy: `flags` with the policy's in their places."""
         return {**flags, **self.content["policies"][policy].get("flags", {})}
 
-    def _scheduler(
-        self, own: Mapping[str, Any], scope: str, variant: str | None
-    ) -> dict[str, Any]:
+    def _scheduler(self, own: Mapping[str, Any], scope: str, variant: str | None) -> dict[str, Any]:
         common = self.content["scheduler"]
         change = self.content["variants"][variant] if variant else {}
         rule = change.get("rules", {}).get(own["policy"])

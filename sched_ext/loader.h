@@ -96,7 +96,7 @@ void engine_require_fit_machine(void);
 struct engine *engine_create(const struct options *o);
 /* Load, which takes long; nothing is in charge yet. */
 void engine_load(struct engine *e);
-/* Load unless that was done, and attach.  False: the kernel ended it already; see engine_ended(). */
+/* Load unless that was done, and attach.  False: the kernel ended it; see engine_ended(). */
 bool engine_start(struct engine *e);
 bool engine_ended(struct engine *e, struct exit_info *to);
 int engine_ended_fd(struct engine *e); /* readable when it is worth asking engine_ended() */
