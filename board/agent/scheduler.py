@@ -114,6 +114,7 @@ class Scheduling:
             text=True,
         )
         self._until("loaded")
+        self._say("scheduler loaded")
 
     def _until(self, word: str) -> None:
         """Take the program's lines up to the one that is `word`."""
