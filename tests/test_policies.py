@@ -177,6 +177,7 @@ OFF = {"state": "disabled", "ops": None, "enable_seq": 0, "switch_all": 0, "base
 OFF_AGAIN = OFF | {"enable_seq": 1}
 ON = OFF_AGAIN | {"state": "enabled", "ops": "vstate", "switch_all": 1, "cpuset": None}
 AT_REST = OFF | {"cpuset": None}
+LONG = AT_REST | {"base_slice_ns": 50_000_000}
 FAIR = {"policy": 0, "in_sched_ext": False, "harts": "0-7"}
 EXT = {"policy": 0, "in_sched_ext": True, "harts": "0-7"}
 
@@ -210,7 +211,8 @@ UNDER_NONE = states(OFF, AT_REST, AT_REST, OFF)
         ("baseline", UNDER_NONE, [FAIR | {"harts": "3"}], ["affinity-not-set"]),
         ("baseline", UNDER_SCX, [FAIR], ["scheduler-active", "scheduler-changed"]),
         ("baseline", states(OFF, AT_REST, AT_REST, OFF_AGAIN), [FAIR], ["scheduler-changed"]),
-        ("baseline", states(OFF, AT_REST, AT_REST, OFF | {"base_slice_ns": 3}), [FAIR],
+        ("baseline", states(OFF, AT_REST, AT_REST, OFF | {"base_slice_ns": 3}), [FAIR], []),
+        ("baseline-long", states(OFF, LONG, LONG, OFF | {"base_slice_ns": 50_000_000}), [FAIR],
          ["base-slice-left"]),
         ("baseline", states(OFF, AT_REST, AT_REST | {"cpuset": "0-7"}, OFF), [FAIR],
          ["cpuset-not-set"]),
@@ -226,8 +228,7 @@ def test_what_was_not_in_force_is_named(
 
 
 def test_what_was_in_force_is_not() -> None:
-    long = AT_REST | {"base_slice_ns": 50_000_000}
-    assert objections(scheduling("baseline-long"), states(OFF, long, long, OFF), [FAIR]) == []
+    assert objections(scheduling("baseline-long"), states(OFF, LONG, LONG, OFF), [FAIR]) == []
     pinned = [FAIR, *(FAIR | {"harts": str(hart)} for hart in range(8))]
     held = AT_REST | {"cpuset": "0-7"}
     assert objections(scheduling("affinity"), states(OFF, held, held, OFF), pinned) == []
