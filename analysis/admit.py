@@ -32,6 +32,7 @@ from toolchain.command import run
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.paths import REPO
 
+EXPERIMENTS = REPO / "artifact" / "experiments.toml"
 DECIDES_A_RUN = (
     "artifact/experiments.toml",
     "artifact/policies.toml",
@@ -106,7 +107,7 @@ def admit(
                 refuse([Refusal("duplicate-run", line, ())])
             else:
                 runs[run_id] = one
-    notes: list[str] = []
+    notes = _leave_out_tuning(runs)
     checks: list[Callable[[Sequence[CollectedRun]], Iterator[Refusal]]] = [
         _copied,
         lambda those: _other_commits(those, any_commit, notes),
@@ -123,6 +124,16 @@ def admit(
     admitted = in_order(runs.values())
     notes += _repeats(admitted)
     return Admitted(tuple(admitted), tuple(refused), tuple(notes))
+
+
+def _leave_out_tuning(runs: dict[str, CollectedRun]) -> list[str]:
+    """Take away the runs that something was chosen by; returns what a reader should know of it."""
+    experiments = schemas.read_toml(EXPERIMENTS, "experiments")["experiments"]
+    tuning = {name for name, content in experiments.items() if "tuning" in content}
+    of_it = [key for key, one in runs.items() if set(one.experiments) & tuning]
+    for key in of_it:
+        del runs[key]
+    return [f"{len(of_it)} runs for tuning ({', '.join(sorted(tuning))}) left out"] if of_it else []
 
 
 def _check_folders(folders: Sequence[Path]) -> None:

@@ -100,6 +100,7 @@ class Definitions:
         return definitions
 
     def _check_references(self) -> None:
+        self._check_tuning()
         places = [("run_defaults", self.experiments["run_defaults"])]
         for name, experiment in self.experiments["experiments"].items():
             places += [
@@ -118,6 +119,18 @@ class Definitions:
                         f"known: {', '.join(known)}"
                     )
             self._check_policies(place, part)
+
+    def _check_tuning(self) -> None:
+        """A seed that something was chosen by must not judge it."""
+        seeds: dict[bool, set[int]] = {True: set(), False: set()}
+        for experiment in self.experiments["experiments"].values():
+            for part in experiment["parts"]:
+                seeds["tuning" in experiment].update(part["seeds"])
+        if both := sorted(seeds[True] & seeds[False]):
+            raise InvalidData(
+                f"{self.path}: at experiments: seed {both[0]} is both for tuning and for judging; "
+                "expected other seeds"
+            )
 
     def _check_policies(self, place: str, part: Mapping[str, Any]) -> None:
         policies: Sequence[str] = part.get("policies", [])
@@ -138,6 +151,7 @@ class Definitions:
     def chosen(self, names: Sequence[str], *, full: bool) -> list[str]:
         """The experiments to run: those named, else all but the full-only ones, or all if full.
 
+        One for tuning is run only when it is named.
         Raises UsageError at an unknown name.
         """
         known = self.experiments["experiments"]
@@ -148,7 +162,11 @@ class Definitions:
                 )
         if names:
             return list(dict.fromkeys(names))
-        return [name for name, content in known.items() if full or not content["full_only"]]
+        return [
+            name
+            for name, content in known.items()
+            if "tuning" not in content and (full or not content["full_only"])
+        ]
 
 
 def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Plan:
