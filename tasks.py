@@ -66,7 +66,10 @@ def reproduce(
     group="Reproduce",
     help={
         "board": "a board of board/boards.toml (default: virtual)",
-        "policy": "baseline (the others need the scheduler)",
+        "policy": "baseline, baseline-long, affinity, long-slice, vhot or cooperative",
+        "scope": "whom the last three schedule: partial (the server) or all (default)",
+        "variant": "of the policy, such as no-hints (artifact/policies.toml)",
+        "bystanders": "scalar threads beside the server (default 0)",
         "concurrency": "requests in flight, and slots of the server",
         "seed": "of the machine and of the prompts, an integer from 0",
         "model": "a shape of llama.cpp/shapes.toml, or smollm2",
@@ -79,6 +82,9 @@ def run(
     _: Context,
     board: str = "virtual",
     policy: str = "",
+    scope: str = "",
+    variant: str = "",
+    bystanders: str = "",
     concurrency: str = "",
     seed: str = "",
     model: str = "",
@@ -97,6 +103,9 @@ def run(
 
     overrides = Overrides(
         policy=policy or None,
+        scope=scope or None,
+        variant=variant or None,
+        bystanders=bystanders or None,
         concurrency=concurrency or None,
         seed=seed or None,
         model=model or None,

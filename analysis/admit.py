@@ -26,14 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import schemas
-from analysis.collect import CollectedRun, collected, in_order, read_index
+from analysis.collect import CollectedRun, collected, in_order, read_index, treatment
 from schemas.record import RUNS, read_record
 from toolchain.command import run
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.paths import REPO
 
+EXPERIMENTS = REPO / "artifact" / "experiments.toml"
 DECIDES_A_RUN = (
     "artifact/experiments.toml",
+    "artifact/policies.toml",
     "board",
     "kernel",
     "llama.cpp",
@@ -105,7 +107,7 @@ def admit(
                 refuse([Refusal("duplicate-run", line, ())])
             else:
                 runs[run_id] = one
-    notes: list[str] = []
+    notes = _leave_out_tuning(runs)
     checks: list[Callable[[Sequence[CollectedRun]], Iterator[Refusal]]] = [
         _copied,
         lambda those: _other_commits(those, any_commit, notes),
@@ -122,6 +124,16 @@ def admit(
     admitted = in_order(runs.values())
     notes += _repeats(admitted)
     return Admitted(tuple(admitted), tuple(refused), tuple(notes))
+
+
+def _leave_out_tuning(runs: dict[str, CollectedRun]) -> list[str]:
+    """Take away the runs that something was chosen by; returns what a reader should know of it."""
+    experiments = schemas.read_toml(EXPERIMENTS, "experiments")["experiments"]
+    tuning = {name for name, content in experiments.items() if "tuning" in content}
+    of_it = [key for key, one in runs.items() if set(one.experiments) & tuning]
+    for key in of_it:
+        del runs[key]
+    return [f"{len(of_it)} runs for tuning ({', '.join(sorted(tuning))}) left out"] if of_it else []
 
 
 def _check_folders(folders: Sequence[Path]) -> None:
@@ -168,7 +180,11 @@ def _foreign_file(record: Mapping[str, Any], directory: Path) -> str | None:
                 f"the load has {key} {loadgen['config'][key]!r}, the cell {asked!r}: "
                 "it is of another run: restore the folder from where it was made"
             )
-    for name, parts in (("loadgen", {"loadgen": loadgen}), ("agent", _agent_parts(record))):
+    for name, parts in (
+        ("loadgen", {"loadgen": loadgen}),
+        ("scheduler", {"scheduler": record["scheduler"]["document"]}),
+        ("agent", _agent_parts(record)),
+    ):
         path = directory / f"{name}.json"
         if not path.exists():
             continue
@@ -186,7 +202,11 @@ def _foreign_file(record: Mapping[str, Any], directory: Path) -> str | None:
 
 
 def _agent_parts(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"platform": record["platform"], "scheduler": record["scheduler"]}
+    return {
+        "platform": record["platform"],
+        "scheduler": record["scheduler"]["kernel"],
+        "bystanders": record["bystanders"],
+    }
 
 
 # ------------------------------------------------------------------------ runs side by side
@@ -292,14 +312,16 @@ def _definitions(runs: Sequence[CollectedRun]) -> Iterator[Refusal]:
         }
 
     def all_of_it(one: CollectedRun) -> dict[str, Any]:
-        return {**common(one), "server": one.record["cell"]["server"]}
+        cell = one.record["cell"]
+        return {**common(one), "server": cell["server"], "scheduling": cell["scheduling"]}
 
     def block(one: CollectedRun) -> Key:
         row = one.row
-        return (row["experiment"], row["board"], row["model"], row["vlen_bits"], row["concurrency"])
+        keys = ("experiment", "board", "model", "vlen_bits", "concurrency", "bystanders")
+        return tuple(row[key] for key in keys)
 
     alike = ("load", "machine", "instruments")
-    whole = _grouped(runs, lambda one: (*block(one), one.row["policy"]))
+    whole = _grouped(runs, lambda one: (*block(one), treatment(one.row)))
     told: set[str] = set()
     for refusal in _minorities("changed-definition", whole, all_of_it, "asks for"):
         told |= set(refusal.runs)
@@ -328,13 +350,13 @@ def _missing_seeds(runs: Sequence[CollectedRun]) -> Iterator[Refusal]:
         row = one.row
         for experiment in one.experiments:
             group = (experiment, row["board"], row["model"], row["vlen_bits"])
-            cells[group][row["policy"], row["concurrency"]].add(row["seed"])
+            cells[group][treatment(row), row["concurrency"]].add(row["seed"])
     for (experiment, board, model, _), policies in sorted(cells.items(), key=lambda i: i[0][:3]):
         wanted = set().union(*policies.values())
-        for (policy, concurrency), seeds in sorted(policies.items()):
+        for (what, concurrency), seeds in sorted(policies.items()):
             if missing := sorted(wanted - seeds):
                 line = (
-                    f"{experiment} on {board}: cell {model} {policy} c={concurrency} has no run of "
+                    f"{experiment} on {board}: cell {model} {what} c={concurrency} has no run of "
                     f"seed {', '.join(map(str, missing))}, other cells have: "
                     f"./inv reproduce --experiment {experiment} --board {board} runs it"
                 )

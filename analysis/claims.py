@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import schemas
+from analysis.collect import WITH_SCHEDULER
 from toolchain.errors import InvalidData
 from toolchain.paths import REPO
 
@@ -21,17 +22,22 @@ CLAIMS = REPO / "artifact" / "claims.toml"
 
 @dataclass(frozen=True)
 class Cell:
-    """Which runs: those of one policy, concurrency, model and VLEN; None leaves it open."""
+    """Which runs: those of one policy, concurrency, model and VLEN; None leaves it open.
+
+    scope: of the policies that have one.  Policies as they are, with nothing beside the server.
+    """
 
     policy: str
     concurrency: int | None
     model: str
     vlen_bits: int | None
+    scope: str
 
     @property
     def label(self) -> str:
         """The cell in a few words."""
-        words = [self.policy, self.model]
+        words = [self.policy, *([self.scope] if self.policy in WITH_SCHEDULER else [])]
+        words.append(self.model)
         if self.concurrency is not None:
             words.append(f"c={self.concurrency}")
         if self.vlen_bits is not None:
@@ -183,7 +189,7 @@ def _points(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> list[Point
     vlen = rules["vlen_bits"] or None
 
     def cell(policy: str, concurrency: int | None, model: str = models[0]) -> Cell:
-        return Cell(policy, concurrency, model, vlen)
+        return Cell(policy, concurrency, model, vlen, rules["scope"])
 
     match contrast["kind"]:
         case "policies":
@@ -243,7 +249,7 @@ def _points(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> list[Point
             f"VLEN {point['vlen_bits']}, over {point['divisor']:g} B"
             if point["divisor"] != 1
             else f"VLEN {point['vlen_bits']}",
-            ((1.0, Cell(contrast["policy"], None, models[0], point["vlen_bits"])),),
+            ((1.0, Cell(contrast["policy"], None, models[0], point["vlen_bits"], rules["scope"])),),
             point["divisor"],
             point["value"],
         )

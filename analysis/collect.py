@@ -28,7 +28,8 @@ INDEX = "index.json"
 Index = Mapping[str, Mapping[str, list[str]]]
 _BOARDS = REPO / "board" / "boards.toml"
 _SEPARATOR = ";"
-_WITH_SCHEDULER = frozenset({"long-slice", "vhot", "cooperative"})
+_NS_PER_S = 1e9
+WITH_SCHEDULER = frozenset({"long-slice", "vhot", "cooperative"})
 """Policies that scx_vstate serves; the others are the kernel's own scheduler."""
 
 
@@ -70,7 +71,7 @@ def read_index(results: Path) -> Index:
 
 
 def in_order(runs: Iterable[CollectedRun]) -> list[CollectedRun]:
-    """Sorted by experiment, board, model, policy, concurrency, seed and attempt."""
+    """Sorted by experiment, board, model, policy, scope, variant, concurrency, seed, attempt."""
     return sorted(runs, key=_order)
 
 
@@ -116,6 +117,9 @@ def collected(record: Mapping[str, Any], index: Index) -> CollectedRun:
         "requests_ok": summary.get("n_ok"),
         "experiment_mode": _mode(cell["policy"], record["profiler"] is not None),
         "aggregate_tps": summary.get("output_tps"),
+        "scope": cell["scope"],
+        "variant": cell["variant"],
+        **_bystanders(cell["bystanders"], record["bystanders"]),
         **vstate_columns(record),
     }
     return CollectedRun(
@@ -130,6 +134,12 @@ def collected(record: Mapping[str, Any], index: Index) -> CollectedRun:
         ),
         fingerprint=hashlib.sha256(comparable(record)).hexdigest(),
     )
+
+
+def treatment(row: Mapping[str, Any]) -> str:
+    """What was done to a run, in a few words: policy, variant, scope, what ran beside it."""
+    words = [row[key] for key in ("policy", "variant", "scope") if row[key] is not None]
+    return " ".join(words + ([f"beside {row['bystanders']}"] if row["bystanders"] else []))
 
 
 def _platform(record: Mapping[str, Any]) -> str:
@@ -157,16 +167,36 @@ def _vlen_bits(record: Mapping[str, Any]) -> int | None:
     return server["vlen_bits"] if server else None
 
 
+def _bystanders(count: int, seen: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The columns of the bystanders; only their number where they were not seen twice."""
+    columns: dict[str, Any] = {"bystanders": count}
+    if seen is None or seen["opened"] is None or seen["closed"] is None:
+        return columns
+    opened, closed = seen["opened"], seen["closed"]
+    lasted_ns = closed["at_ns"] - opened["at_ns"]
+
+    def done(key: str) -> int:
+        before, after = (sum(row[key] for row in edge["threads"]) for edge in (opened, closed))
+        return int(after - before)
+
+    return columns | {
+        "bystander_share": done("run_ns") / (count * lasted_ns),
+        "bystander_rounds_per_s": done("rounds") / lasted_ns * _NS_PER_S,
+    }
+
+
 def _mode(policy: str, profiled: bool) -> str:
-    if policy in _WITH_SCHEDULER:
+    if policy in WITH_SCHEDULER:
         return "scx_profiler" if profiled else "scx"
     return "profiler" if profiled else "baseline"
 
 
 def _order(run: CollectedRun) -> tuple[Any, ...]:
     row = run.row
-    keys = ("board", "model", "policy", "concurrency", "seed")
-    return (row["experiment"] or "", *(row[key] for key in keys), *split_run_id(row["run_id"]))
+    factors = ("board", "model", "policy", "scope", "variant")
+    words = (row[key] or "" for key in ("experiment", *factors))
+    counts = (row[key] for key in ("bystanders", "concurrency", "seed"))
+    return (*words, *counts, *split_run_id(row["run_id"]))
 
 
 def _field(value: Any) -> str:

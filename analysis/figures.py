@@ -20,7 +20,16 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from analysis.collect import CollectedRun
-from analysis.tables import POLICIES, Column, Group, groups, unit_on
+from analysis.tables import (
+    POLICIES,
+    Column,
+    Group,
+    groups,
+    policy_of,
+    policy_order,
+    unit_on,
+)
+from analysis.tables import label as label_of
 
 # Okabe and Ito's palette without yellow and black, which are hard to see as bars.
 _COLOURS = dict(
@@ -147,7 +156,7 @@ def _legend(axes: Axes, **options: Any) -> None:
 def _by_concurrency(column: Column, group: Group) -> tuple[Canvas, str]:
     cells = group.cells(column.metric)
     concurrencies = sorted({concurrency for concurrency, _ in cells})
-    policies = [policy for policy in POLICIES if any(key[1] == policy for key in cells)]
+    policies = sorted({name for _, name in cells}, key=policy_order)
     width = 0.8 / len(policies)
     canvas, [axes] = _axes()
     for place, policy in enumerate(policies):
@@ -161,8 +170,8 @@ def _by_concurrency(column: Column, group: Group) -> tuple[Canvas, str]:
                 tick + offset,
                 one.mean,
                 0.9 * width,
-                color=_COLOURS[policy],
-                hatch=_HATCHES[policy],
+                color=_COLOURS[policy_of(policy)],
+                hatch=_HATCHES[policy_of(policy)],
                 edgecolor="white",
                 linewidth=0,
                 label=label,
@@ -195,6 +204,8 @@ def _model_sizes(those: Sequence[Group]) -> list[Figure]:
     title = "Model size: saves and time to first token under the default scheduler"
     by_experiment: dict[tuple[str, str, int | None], list[Group]] = {}
     for group in those:
+        if group.scope not in (None, "all"):
+            continue  # the baseline of one scope is that of the other
         key = (group.experiment, group.board, group.vlen_bits)
         by_experiment.setdefault(key, []).append(group)
     several = [group for group in by_experiment.values() if len(group) > 1]
@@ -271,7 +282,7 @@ def _split(group: Group) -> tuple[Canvas, str]:
         totals = [
             run.row["undiscarded_save_count"] + run.row["discarded_save_count"]
             for run in group.runs
-            if (run.row["concurrency"], run.row["policy"]) == (concurrency, policy)
+            if (run.row["concurrency"], label_of(run.row)) == (concurrency, policy)
             and run.row["undiscarded_save_count"] is not None
             and run.row["discarded_save_count"] is not None
         ]
@@ -324,15 +335,15 @@ def _per_thread(group: Group) -> tuple[Canvas, str]:
     chosen: dict[str, CollectedRun] = {}
     for run in group.runs:
         if run.row["concurrency"] == most and _threads(run):
-            chosen.setdefault(run.row["policy"], run)
+            chosen.setdefault(label_of(run.row), run)
     if not chosen:
-        chosen = {run.row["policy"]: run for run in group.runs if _threads(run)}
+        chosen = {label_of(run.row): run for run in group.runs if _threads(run)}
     columns = min(3, len(chosen))
     rows = -(-len(chosen) // columns)
     canvas, axes = _axes(6.4 if columns == 1 else 3.4 * columns, 3.0 * rows, columns, rows)
     for unused in axes[len(chosen) :]:
         unused.set_axis_off()
-    for panel, policy in zip(axes, (p for p in POLICIES if p in chosen), strict=False):
+    for panel, policy in zip(axes, sorted(chosen, key=policy_order), strict=False):
         lines = _threads(chosen[policy])
         ticks = range(len(lines))
         run_ms = [line[1] / 1e6 for line in lines]

@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.admit import Admitted
 from analysis.claims import Claims
-from analysis.collect import CollectedRun
+from analysis.collect import CollectedRun, treatment
 from analysis.figures import Figure
 from analysis.screen import GROUPS, interval, summary
 from analysis.tables import MeanSd, Table, p_text, shown
@@ -332,7 +332,7 @@ def _first_line(run: CollectedRun) -> str:
 def _cell(run: CollectedRun) -> str:
     row = run.row
     return (
-        f"{row['board']} {row['model']} {row['policy']} c={row['concurrency']} seed {row['seed']}"
+        f"{row['board']} {row['model']} {treatment(row)} c={row['concurrency']} seed {row['seed']}"
     )
 
 

@@ -1,7 +1,8 @@
 """The table at the end of a reproduction.
 
-Promise: one line per experiment, board, model, policy and concurrency; never a mean over different
-cells or over invalid runs; both values while there are two, mean ± standard deviation from three.
+Promise: one line per experiment, board, model, policy (with variant and scope) and concurrency;
+never a mean over different cells or over invalid runs; both values while there are two, mean ±
+standard deviation from three.
 On the virtual board every time is labelled virtual.  On anything but a terminal the table is plain
 text.
 Limit: a look, not a test: no claim is judged here.
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.collect import CollectedRun
+from analysis.collect import CollectedRun, treatment
 
 _P95_ENOUGH = 20
 """Below this many requests the nearest-rank 95th percentile is the largest value itself."""
@@ -57,7 +58,7 @@ def print_table(
         row = run.row
         for experiment in run.experiments:
             key = (
-                experiment, row["board"], row["platform"], row["model"], row["policy"],
+                experiment, row["board"], row["platform"], row["model"], treatment(row),
                 row["concurrency"],
             )  # fmt: skip
             groups.setdefault(key, []).append(run)

@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.collect import CollectedRun
 from analysis.published import Cell
@@ -82,35 +83,46 @@ class Table:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that belong into one table: those of one experiment, board, model and VLEN."""
+    """Runs that belong into one table: those of one experiment, board, model, VLEN and scope.
+
+    scope: None where no policy of the experiment has one; runs of policies without a scope are in
+    the groups of all scopes.  bystanders: how many threads ran beside the server.
+    """
 
     experiment: str
     board: str
     platform: str
     model: str
     vlen_bits: int | None
+    scope: str | None
+    bystanders: int
     runs: tuple[CollectedRun, ...]
 
     @property
     def name(self) -> str:
         """For file names and headings' anchors."""
         words = [self.experiment, self.board, self.model]
-        return "-".join([*words, str(self.vlen_bits)] if self.vlen_bits else words)
+        words += [str(self.vlen_bits)] if self.vlen_bits else []
+        words += [self.scope] if self.scope else []
+        return "-".join([*words, f"beside-{self.bystanders}"] if self.bystanders else words)
 
     @property
     def title(self) -> str:
         """For a heading."""
-        vlen = f", VLEN {self.vlen_bits}" if self.vlen_bits else ""
-        return f"{self.experiment}, board {self.board}, {self.model}{vlen}"
+        words = [self.experiment, f"board {self.board}", self.model]
+        words += [f"VLEN {self.vlen_bits}"] if self.vlen_bits else []
+        words += [f"scope {self.scope}"] if self.scope else []
+        words += [f"bystanders: {self.bystanders}"] if self.bystanders else []
+        return ", ".join(words)
 
     def cells(self, metric: str) -> dict[tuple[int, str], Sample]:
-        """(concurrency, policy) to the sample of a metric; cells without it are left out."""
+        """(concurrency, label of the policy) to the sample of a metric, where there is one."""
         found: dict[tuple[int, str], list[Value]] = {}
         for run in self.runs:
             row = run.row
             if row[metric] is not None:
                 value = Value(row["run_id"], row["platform"], row["seed"], float(row[metric]))
-                found.setdefault((row["concurrency"], row["policy"]), []).append(value)
+                found.setdefault((row["concurrency"], label(row)), []).append(value)
         return {
             key: sample(f"{key[1]} c={key[0]}", values)
             for key, values in sorted(found.items(), key=lambda item: _cell_order(item[0]))
@@ -122,8 +134,8 @@ class Group:
 
 
 def groups(runs: Iterable[CollectedRun]) -> list[Group]:
-    """The valid runs, each cell once, by experiment, board, model and VLEN; in order."""
-    found: dict[tuple[str, str, str, str, int], list[CollectedRun]] = {}
+    """The valid runs, each cell once, by experiment, board, model, VLEN, scope; in order."""
+    found: dict[tuple[str, str, str, str, int, int], list[CollectedRun]] = {}
     for run in first_valid(runs):
         row = run.row
         for experiment in run.experiments:
@@ -133,17 +145,39 @@ def groups(runs: Iterable[CollectedRun]) -> list[Group]:
                 row["platform"],
                 row["model"],
                 row["vlen_bits"] or 0,
+                row["bystanders"],
             )
             found.setdefault(key, []).append(run)
-    return [Group(*key[:4], key[4] or None, tuple(found[key])) for key in sorted(found)]
+    made = []
+    for key in sorted(found):
+        scopes = sorted({one.row["scope"] for one in found[key]} - {None}) or [None]
+        for scope in scopes:
+            those = tuple(one for one in found[key] if one.row["scope"] in (None, scope))
+            made.append(Group(*key[:4], key[4] or None, scope, key[5], those))
+    return made
 
 
 POLICIES = ("baseline", "baseline-long", "affinity", "long-slice", "vhot", "cooperative")
 """In the order in which tables and figures show them."""
 
 
-def _cell_order(key: tuple[int, str]) -> tuple[int, int]:
-    return key[0], POLICIES.index(key[1])
+def label(row: Mapping[str, Any]) -> str:
+    """A policy as tables and figures name it: with its variant, if it is one."""
+    return f"{row['policy']} {row['variant']}" if row["variant"] else str(row["policy"])
+
+
+def policy_of(name: str) -> str:
+    """The policy that `label` named."""
+    return name.partition(" ")[0]
+
+
+def policy_order(name: str) -> tuple[int, str]:
+    """Sorts labels: policies in their order, each before its variants."""
+    return POLICIES.index(policy_of(name)), name
+
+
+def _cell_order(key: tuple[int, str]) -> tuple[int, tuple[int, str]]:
+    return key[0], policy_order(key[1])
 
 
 @dataclass(frozen=True)

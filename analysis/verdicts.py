@@ -180,6 +180,9 @@ def _is_of(run: CollectedRun, cell: Cell) -> bool:
     return (
         row["policy"] == cell.policy
         and row["model"] == cell.model
+        and row["scope"] in (None, cell.scope)
+        and row["variant"] is None
+        and row["bystanders"] == 0
         and cell.concurrency in (None, row["concurrency"])
         and (cell.vlen_bits is None or row["vlen_bits"] == cell.vlen_bits)
     )

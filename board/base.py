@@ -40,8 +40,10 @@ class Board(Protocol):
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """The cell's `machine`, or None for a real board; overrides, e.g. {"vlen_bits": 512}."""
 
-    def prepare(self, model: str, instruments: Sequence[str]) -> dict[str, str]:
-        """Build or fetch all that a run with `model` and `instruments` needs; the cell's `inputs`.
+    def prepare(self, model: str, tools: Sequence[str]) -> dict[str, str]:
+        """Build or fetch all that a run with `model` and `tools` needs; the cell's `inputs`.
+
+        tools: instruments, `scheduler`, `bystander`: what the cell asks for.
 
         May take half an hour the first time.
         """

@@ -6,6 +6,7 @@ Limit: what goes into a cell's `machine` and `inputs` is the board's word.
 """
 
 import functools
+import itertools
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +16,15 @@ from typing import Any
 
 import schemas
 from board.base import Board
+from board.policies import Policies
 from schemas.record import cell_hash
-from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
+from toolchain.errors import InvalidData, UsageError
 from toolchain.paths import REPO
 
 EXPERIMENTS = REPO / "artifact" / "experiments.toml"
 SERVER = REPO / "llama.cpp" / "server.toml"
 SHAPES = REPO / "llama.cpp" / "shapes.toml"
 REAL_MODEL = "smollm2"
-_POLICIES_WITHOUT_SCHEDULER = ("baseline",)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Overrides:
     """
 
     policy: str | None = None
+    scope: str | None = None
+    variant: str | None = None
+    bystanders: int | str | None = None
     concurrency: int | str | None = None
     seed: int | str | None = None
     model: str | None = None
@@ -65,7 +69,11 @@ class Plan:
         """The cell in a few words for a person."""
         cell = self.cell
         words = [self.experiment] if self.experiment else []
-        words += [cell["model"], cell["policy"], f"c={cell['concurrency']}", f"seed={cell['seed']}"]
+        words += [cell["model"], cell["policy"]]
+        words += [word for word in (cell["variant"], cell["scope"]) if word]
+        words += [f"c={cell['concurrency']}", f"seed={cell['seed']}"]
+        if cell["bystanders"]:
+            words.append(f"bystanders={cell['bystanders']}")
         return " ".join(words)
 
 
@@ -77,6 +85,7 @@ class Definitions:
     experiments: Mapping[str, Any]
     flags: Mapping[str, str | bool]
     models: tuple[str, ...]
+    policies: Policies
 
     @classmethod
     def read(
@@ -86,11 +95,12 @@ class Definitions:
         content = schemas.read_toml(experiments, "experiments")
         flags = schemas.read_toml(server, "server")["flags"]
         models = (*tomllib.loads(shapes.read_text(encoding="utf-8"))["shapes"], REAL_MODEL)
-        definitions = cls(experiments, content, flags, models)
+        definitions = cls(experiments, content, flags, models, Policies.read())
         definitions._check_references()
         return definitions
 
     def _check_references(self) -> None:
+        self._check_tuning()
         places = [("run_defaults", self.experiments["run_defaults"])]
         for name, experiment in self.experiments["experiments"].items():
             places += [
@@ -108,10 +118,40 @@ class Definitions:
                         f"{self.path}: at {place}.{key}: no such {key} {part[key]!r}; "
                         f"known: {', '.join(known)}"
                     )
+            self._check_policies(place, part)
+
+    def _check_tuning(self) -> None:
+        """A seed that something was chosen by must not judge it."""
+        seeds: dict[bool, set[int]] = {True: set(), False: set()}
+        for experiment in self.experiments["experiments"].values():
+            for part in experiment["parts"]:
+                seeds["tuning" in experiment].update(part["seeds"])
+        if both := sorted(seeds[True] & seeds[False]):
+            raise InvalidData(
+                f"{self.path}: at experiments: seed {both[0]} is both for tuning and for judging; "
+                "expected other seeds"
+            )
+
+    def _check_policies(self, place: str, part: Mapping[str, Any]) -> None:
+        policies: Sequence[str] = part.get("policies", [])
+        scoped = [policy for policy in policies if self.policies.has_scope(policy)]
+        if policies and bool(scoped) is not ("scopes" in part):
+            found, wanted = ("none", "some") if scoped else (part["scopes"], "none")
+            raise InvalidData(
+                f"{self.path}: at {place}.scopes: found {found}, expected {wanted}: "
+                f"{', '.join(scoped) if scoped else 'no policy of the part'} has a scope"
+            )
+        for variant in part.get("variants", []):
+            if not any(variant in self.policies.variants_of(policy) for policy in policies):
+                raise InvalidData(
+                    f"{self.path}: at {place}.variants: no policy of the part has a variant "
+                    f"{variant!r}"
+                )
 
     def chosen(self, names: Sequence[str], *, full: bool) -> list[str]:
         """The experiments to run: those named, else all but the full-only ones, or all if full.
 
+        One for tuning is run only when it is named.
         Raises UsageError at an unknown name.
         """
         known = self.experiments["experiments"]
@@ -122,20 +162,27 @@ class Definitions:
                 )
         if names:
             return list(dict.fromkeys(names))
-        return [name for name, content in known.items() if full or not content["full_only"]]
+        return [
+            name
+            for name, content in known.items()
+            if "tuning" not in content and (full or not content["full_only"])
+        ]
 
 
 def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Plan:
     """The plan of one run.
 
-    Raises UsageError (a value is not of the documented form) and EnvironmentUnfit (a policy that
-    this version cannot run) before the board prepares anything.
+    Raises UsageError (a value is not of the documented form) before the board prepares anything.
     """
     defaults = definitions.experiments["run_defaults"]
-    policy: str = defaults["policy"] if overrides.policy is None else overrides.policy
+    policies = definitions.policies
+    policy = policies.known(defaults["policy"] if overrides.policy is None else overrides.policy)
     chosen = {
         "model": defaults["model"] if overrides.model is None else overrides.model,
         "policy": policy,
+        "scope": policies.scope(policy, overrides.scope, defaults["scope"]),
+        "variant": policies.variant(policy, overrides.variant),
+        "bystanders": _number("bystanders", overrides.bystanders, defaults["bystanders"]),
         "concurrency": _number("concurrency", overrides.concurrency, defaults["concurrency"]),
         "seed": _number("seed", overrides.seed, defaults["seed"]),
     }
@@ -143,7 +190,6 @@ def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Pl
         raise UsageError(
             f"--model {chosen['model']}: no such model; known: {', '.join(definitions.models)}"
         )
-    _refuse_policy(policy)
     asked = overrides.instruments
     instruments = defaults["instruments"] if asked is None else _instruments(asked)
     machine_overrides: dict[str, int] = {}
@@ -171,19 +217,16 @@ def plan_experiments(definitions: Definitions, names: Sequence[str], board: Boar
         for name in names
         for part in definitions.experiments["experiments"][name]["parts"]
     ]
-    for _, part in parts:
-        for policy in part["policies"]:
-            _refuse_policy(policy)
 
     @functools.cache
-    def prepare(model: str, instruments: tuple[str, ...]) -> dict[str, str]:
-        return board.prepare(model, instruments)
+    def prepare(model: str, tools: tuple[str, ...]) -> dict[str, str]:
+        return board.prepare(model, tools)
 
     return [
         _plan(definitions, part, chosen_values, board, overrides, prepare, name)
         for name, part in parts
         for overrides in _machines(part)
-        for chosen_values in _combinations(part)
+        for chosen_values in _combinations(part, definitions.policies)
     ]
 
 
@@ -191,16 +234,23 @@ def _machines(part: Mapping[str, Any]) -> list[dict[str, int]]:
     return [{"vlen_bits": bits} for bits in part["vlens"]] if "vlens" in part else [{}]
 
 
-def _combinations(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _combinations(part: Mapping[str, Any], policies: Policies) -> Iterator[dict[str, Any]]:
     for policy in part["policies"]:
-        for concurrency in part["concurrencies"]:
-            for seed in part["seeds"]:
-                yield {
-                    "model": part["model"],
-                    "policy": policy,
-                    "concurrency": concurrency,
-                    "seed": seed,
-                }
+        variants: list[str | None] = [None]
+        if "variants" in part:
+            variants = [v for v in part["variants"] if v in policies.variants_of(policy)]
+        scopes = part["scopes"] if policies.has_scope(policy) else [None]
+        factors = (variants, scopes, part["concurrencies"], part["seeds"])
+        for variant, scope, concurrency, seed in itertools.product(*factors):
+            yield {
+                "model": part["model"],
+                "policy": policy,
+                "scope": scope,
+                "variant": variant,
+                "bystanders": part.get("bystanders", 0),
+                "concurrency": concurrency,
+                "seed": seed,
+            }
 
 
 def _plan(
@@ -214,16 +264,20 @@ def _plan(
 ) -> Plan:
     load = definitions.experiments["loads"][part["load"]]
     server = definitions.experiments["servers"][part["server"]]
+    policies, policy = definitions.policies, chosen["policy"]
+    flags = policies.flags(policy, definitions.flags)
+    scheduling = policies.scheduling(policy, chosen["scope"], chosen["variant"])
     cell: dict[str, Any] = {
         "schema_version": "1",
         "board": board.name,
         **chosen,
         "load": {"prompt": None, "prompt_words": None, **load, "seed": chosen["seed"]},
-        "server": {"flags": server_flags(definitions.flags, server, chosen["concurrency"])},
+        "server": {"flags": server_flags(flags, server, chosen["concurrency"])},
+        "scheduling": scheduling,
         "machine": board.machine(machine_overrides),
         "instruments": list(part["instruments"]),
-        "inputs": prepare(chosen["model"], tuple(part["instruments"])),
     }
+    cell["inputs"] = prepare(chosen["model"], tuple(tools_of(cell)))
     schemas.check(cell, "cell")
     return Plan(
         cell=cell,
@@ -233,6 +287,16 @@ def _plan(
         cost_disk_mib=part["cost"]["disk_mib"],
         expect_text=part.get("expect_text"),
     )
+
+
+def tools_of(cell: Mapping[str, Any]) -> list[str]:
+    """What a run of the cell needs on the board beside server, model and agent."""
+    tools = list(cell["instruments"])
+    if cell["scheduling"]["scheduler"]:
+        tools.append("scheduler")
+    if cell["bystanders"]:
+        tools.append("bystander")
+    return tools
 
 
 def server_flags(
@@ -257,17 +321,6 @@ def server_flags(
                     f"expected text with no braces but {{{'}, {'.join(values)}}}"
                 ) from None
     return words
-
-
-def _refuse_policy(policy: str) -> None:
-    known = schemas.schema("cell")["$defs"]["policy"]["enum"]
-    if policy not in known:
-        raise UsageError(f"--policy {policy}: no such policy; known: {', '.join(known)}")
-    if policy not in _POLICIES_WITHOUT_SCHEDULER:
-        raise EnvironmentUnfit(
-            f"--policy {policy}: needs the scheduler, which this version does not ship yet; "
-            f"it runs: {', '.join(_POLICIES_WITHOUT_SCHEDULER)}"
-        )
 
 
 def _instruments(typed: str) -> list[str]:

@@ -21,6 +21,7 @@ import schemas
 from board.agreement import agreement
 from board.base import Board, RunFailed
 from board.cell import Plan
+from board.phase_tokens import phase_tokens
 from board.progress import Progress
 from board.results import Partial, Results, is_disk_trouble
 from toolchain import bundled
@@ -131,6 +132,11 @@ def _measure(
     if agreed and not agreed["agrees"]:
         reasons.append("instruments-disagree")
         details += [f"instruments: {line}" for line in agreed["differences"]]
+    scheduled = _scheduler(plan.cell, partial.path, reasons, details)
+    told = phase_tokens(plan.cell, agent, loadgen, scheduled)
+    if told and not told["agrees"]:
+        reasons.append("phase-tokens-disagree")
+        details += [f"phase tokens: {line}" for line in told["differences"]]
     reasons = list(dict.fromkeys(reasons))
     record = {
         "schema_version": "1",
@@ -152,7 +158,9 @@ def _measure(
         "calibration": calibration,
         "loadgen": loadgen,
         **counted,
-        "scheduler": agent["scheduler"] if agent else None,
+        "scheduler": {"kernel": agent["scheduler"], "document": scheduled} if agent else None,
+        "phase_tokens": told,
+        "bystanders": agent["bystanders"] if agent else None,
         "agreement": agreed,
         "valid": not reasons,
         "invalid_reasons": reasons,
@@ -165,24 +173,50 @@ def _instruments(
     asked: Sequence[str], directory: Path, reasons: list[str], details: list[str]
 ) -> dict[str, dict[str, Any] | None]:
     """What each instrument wrote, None for those not asked; its own objections become reasons."""
-    counted: dict[str, dict[str, Any] | None] = {}
-    for name in INSTRUMENTS:
-        path = directory / f"{name}.json"
-        counted[name] = None
-        if name not in asked:
-            continue
-        if not path.exists():
-            if not reasons:  # a run stopped short need not have one
-                reasons.append(f"{name}-missing")
-                details.append(f"{path.name}: the board delivered no such file")
-            continue
-        document = counted[name] = _result(path, name, reasons, details)
-        for objection in (document or {}).get("invalid_reasons", []):
-            reasons.append(objection)
-        for problem in (document or {}).get("problems", []):
-            reasons.append(f"{name}-problem")
-            details.append(f"{path.name}: {problem}")
-    return counted
+    return {
+        name: _written_by(name, directory, reasons, details) if name in asked else None
+        for name in INSTRUMENTS
+    }
+
+
+def _written_by(
+    name: str, directory: Path, reasons: list[str], details: list[str]
+) -> dict[str, Any] | None:
+    """What a program on the board wrote; that there is nothing, and its objections, are reasons."""
+    path = directory / f"{name}.json"
+    if not path.exists():
+        if not reasons:  # a run stopped short need not have one
+            reasons.append(f"{name}-missing")
+            details.append(f"{path.name}: the board delivered no such file")
+        return None
+    document = _result(path, name, reasons, details)
+    for objection in (document or {}).get("invalid_reasons", []):
+        reasons.append(objection)
+    for problem in (document or {}).get("problems", []):
+        reasons.append(f"{name}-problem")
+        details.append(f"{path.name}: {problem}")
+    return document
+
+
+def _scheduler(
+    cell: Mapping[str, Any], directory: Path, reasons: list[str], details: list[str]
+) -> dict[str, Any] | None:
+    """What scx_vstate wrote; it must have been set as the cell says."""
+    asked = cell["scheduling"]["scheduler"]
+    if asked is None:
+        return None
+    document = _written_by("scheduler", directory, reasons, details)
+    if document is None:
+        return None
+    found = {**document, **document["knobs"]}
+    for key, value in {**asked, **asked["knobs"]}.items():
+        if found[key] != value and key != "knobs":
+            reasons.append("scheduler-settings")
+            details.append(f"scheduler.json: {key} is {found[key]!r}, the cell's is {value!r}")
+    if document["ejected"]:
+        why = document["ejected"]
+        details.append(f"scheduler.json: ejected: {why['reason']}: {why['message']}")
+    return document
 
 
 def _result(path: Path, name: str, reasons: list[str], details: list[str]) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@
 #include <scx/common.bpf.h>
 
 #define MAX_RT_PRIO 100 /* include/linux/sched/prio.h; macros are not in BTF */
-#define MAX_PRIO 140
+#define MAX_PRIO 140 /* of the idle thread; all others are below */
+#define SCHED_EXT 7 /* include/uapi/linux/sched.h */
 
 /* No promise holds an enumerator's value across kernels: the running kernel's is taken. */
 #define scx_enum(type, name) bpf_core_enum_value(enum type, name)
@@ -104,7 +105,8 @@ static __always_inline void set_slice(struct task_struct *p, u64 slice)
 struct task_struct *scx_bpf_cpu_curr___vstate(s32 cpu) __ksym __weak;
 struct rq *scx_bpf_cpu_rq___vstate(s32 cpu) __ksym __weak;
 
-static __always_inline int current_priority(s32 cpu)
+/* NULL: not known. */
+static __always_inline const struct task_struct *current_on(s32 cpu)
 {
 	struct task_struct *curr = NULL;
 	struct rq *rq;
@@ -116,7 +118,7 @@ static __always_inline int current_priority(s32 cpu)
 		if (rq)
 			curr = rq->curr;
 	}
-	return curr ? curr->prio : MAX_PRIO;
+	return curr;
 }
 
 /* 6.19 renamed it for callers outside of ops.cpu_release(), which 7.2 deprecates. */

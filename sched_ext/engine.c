@@ -231,6 +231,7 @@ static void set_knobs(struct engine *e)
 	to->nr_cpu_ids = libbpf_num_possible_cpus();
 	to->rule = k[KNOB_RULE];
 	to->sample_at_tick = k[KNOB_SAMPLE];
+	to->target_only = e->set->scope == SCOPE_PARTIAL;
 	to->use_hints = k[KNOB_HINTS];
 	to->vector_slice_ns = k[KNOB_VECTOR_MS] * NS_PER_MS;
 	to->normal_slice_ns = k[KNOB_NORMAL_MS] * NS_PER_MS;
@@ -251,13 +252,12 @@ static void set_knobs(struct engine *e)
 	to->lead_ns = k[KNOB_LEAD_MS] * NS_PER_MS;
 }
 
-static uint64_t switch_partial(void)
+static uint64_t ops_flag(const char *name, const char *instead)
 {
 	u64 value;
 
-	if (!__COMPAT_read_enum("scx_ops_flags", "SCX_OPS_SWITCH_PARTIAL", &value))
-		fail(EXIT_UNFIT,
-		     "this kernel's sched_ext has no SCX_OPS_SWITCH_PARTIAL; use --scope all");
+	if (!__COMPAT_read_enum("scx_ops_flags", name, &value))
+		fail(EXIT_UNFIT, "this kernel's sched_ext has no %s; %s", name, instead);
 	return value;
 }
 
@@ -285,11 +285,15 @@ static void open_and_load(struct engine *e)
 	reuse(skel->maps.phase_hints, e->hints_fd);
 	reuse(skel->maps.workers, e->workers_fd);
 	reuse(skel->maps.stats, e->stats_fd);
-	/* Between reading this and attaching no hart may come or go; the kernel checks it. */
-	skel->struct_ops.vstate_ops->hotplug_seq = read_number(SYSFS "/hotplug_seq");
+	/* hotplug_seq stays 0, unchecked: nothing here depends on which harts are online, so they
+	 * may come and go until it is attached. */
 	skel->struct_ops.vstate_ops->timeout_ms = e->set->knob[KNOB_WATCHDOG_MS];
+	/* Else an exiting thread waits on its CPU's own queue, whoever has the CPU. */
+	skel->struct_ops.vstate_ops->flags =
+		ops_flag("SCX_OPS_ENQ_EXITING", "it needs Linux 6.12 or later");
 	if (e->set->scope == SCOPE_PARTIAL)
-		skel->struct_ops.vstate_ops->flags |= switch_partial();
+		skel->struct_ops.vstate_ops->flags |=
+			ops_flag("SCX_OPS_SWITCH_PARTIAL", "use --scope all");
 	UEI_SET_SIZE(skel, vstate_ops, uei);
 	__SCX_OPS_DISABLE_AUTOATTACH(skel, vstate_ops);
 	err = scx_vstate_bpf__load(skel);
@@ -330,12 +334,18 @@ bool engine_ended(struct engine *e, struct exit_info *to)
 	return true;
 }
 
+void engine_load(struct engine *e)
+{
+	if (!e->skel)
+		open_and_load(e);
+}
+
 bool engine_start(struct engine *e)
 {
 	struct kernel_state now;
 	struct exit_info ended;
 
-	open_and_load(e);
+	engine_load(e);
 	e->link = bpf_map__attach_struct_ops(e->skel->maps.vstate_ops);
 	if (!e->link)
 		fail(EXIT_UNFIT, "the kernel does not take the scheduler: %s (%s)", strerror(errno),

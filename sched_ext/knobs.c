@@ -154,7 +154,8 @@ static __attribute__((noreturn)) void help(void)
 			printf(" (%ld)", d[1]);
 		putchar('\n');
 	}
-	fputs("  --verbose\n      all that libbpf says, with the verifier's log when a load fails\n"
+	fputs("  --hold\n      do what takes long, print \"loaded\", take over when SIGUSR1 comes\n"
+	      "  --verbose\n      all that libbpf says, with the verifier's log when a load fails\n"
 	      "  --help\n      this text\n"
 	      "\n"
 	      "Example, with the process under the scheduler until Ctrl-C:\n"
@@ -216,11 +217,11 @@ static void set_defaults(struct settings *s, const bool given[NR_KNOBS])
 
 void options_parse(int argc, char **argv, struct options *o)
 {
-	struct option known[NR_KNOBS + 8] = {
+	struct option known[NR_KNOBS + 9] = {
 		{"policy", required_argument, NULL, 'p'}, {"mode", required_argument, NULL, 'm'},
 		{"scope", required_argument, NULL, 's'},  {"pid", required_argument, NULL, 't'},
 		{"out", required_argument, NULL, 'o'},	  {"help", no_argument, NULL, 'h'},
-		{"verbose", no_argument, NULL, 'v'},
+		{"verbose", no_argument, NULL, 'v'},	  {"hold", no_argument, NULL, 'w'},
 	};
 	bool given[NR_KNOBS] = {};
 	int c;
@@ -229,7 +230,7 @@ void options_parse(int argc, char **argv, struct options *o)
 	o->set.policy = -1;
 	o->set.mode = 1;
 	for (int k = 0; k < NR_KNOBS; k++)
-		known[7 + k] =
+		known[8 + k] =
 			(struct option){knobs[k].name, required_argument, NULL, FIRST_KNOB + k};
 	while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		int k = c - FIRST_KNOB;
@@ -252,6 +253,9 @@ void options_parse(int argc, char **argv, struct options *o)
 			break;
 		case 'v':
 			o->verbose = true;
+			break;
+		case 'w':
+			o->hold = true;
 			break;
 		case 'h':
 			help();

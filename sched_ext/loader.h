@@ -68,7 +68,7 @@ struct options {
 	struct settings set;
 	pid_t pid;
 	const char *out;
-	bool verbose;
+	bool verbose, hold;
 };
 
 void options_parse(int argc, char **argv, struct options *o);
@@ -94,7 +94,9 @@ struct engine;
 
 void engine_require_fit_machine(void);
 struct engine *engine_create(const struct options *o);
-/* Load and attach.  False: the kernel ended it already; see engine_ended(). */
+/* Load, which takes long; nothing is in charge yet. */
+void engine_load(struct engine *e);
+/* Load unless that was done, and attach.  False: the kernel ended it; see engine_ended(). */
 bool engine_start(struct engine *e);
 bool engine_ended(struct engine *e, struct exit_info *to);
 int engine_ended_fd(struct engine *e); /* readable when it is worth asking engine_ended() */

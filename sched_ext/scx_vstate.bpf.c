@@ -36,9 +36,7 @@
  *    looks like one that computes.  With fewer free CPUs than workers a longer slice for the
  *    spinner is a longer wait for the straggler.
  *  - On 6.12 to 6.18 the fair class comes before this one: in partial scope every fair thread that
- *    wakes up interrupts ours, however long its slice.
- *  - A thread that sticks to a home where a fair thread, then a real-time thread runs is stuck
- *    until the latter sleeps; the kernel's watchdog ends the scheduler after watchdog_ms.
+ *    wakes up interrupts ours, however long its slice, and sends it to the shared queue.
  *  - A thread pinned to one CPU waits for the end of that CPU's turn; the turn's length is all that
  *    bounds it.
  *
@@ -71,7 +69,7 @@ char _license[] SEC("license") = "GPL";
 const volatile pid_t target_tgid;
 const volatile u32 nr_cpu_ids = 1;
 const volatile u32 rule, mixed, sticky, placement, credit, next;
-const volatile bool use_hints, sample_at_tick;
+const volatile bool use_hints, sample_at_tick, target_only;
 const volatile u64 vector_slice_ns = 1, normal_slice_ns = 1;
 const volatile u64 prefill_slice_ns = 1, decode_slice_ns = 1;
 const volatile u32 vector_boost = 1, prefill_boost = 1, decode_boost = 1;
@@ -391,6 +389,16 @@ s32 BPF_STRUCT_OPS(vstate_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 	return home >= 0 && sticky != VSTATE_STICKY_OFF ? home : cpu;
 }
 
+/* Whether a thread of a class above ours has the CPU, for how long nobody knows. */
+static __always_inline bool is_taken(s32 cpu)
+{
+	const struct task_struct *curr = current_on(cpu);
+
+	if (!curr || curr->prio >= MAX_PRIO)
+		return false;
+	return curr->prio < MAX_RT_PRIO || (target_only && curr->policy != SCHED_EXT);
+}
+
 /* p is on its home's run queue: that of another CPU is never touched, so no change of affinity and
  * no CPU going offline can make the choice invalid. */
 static __always_inline bool wait_at_home(const struct task_struct *p, s32 home, u64 enq_flags,
@@ -399,8 +407,7 @@ static __always_inline bool wait_at_home(const struct task_struct *p, s32 home, 
 	if (sticky == VSTATE_STICKY_OFF || home < 0 || home >= MAX_CPUS ||
 	    home != scx_bpf_task_cpu(p))
 		return false;
-	if (enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_REENQ) ||
-	    current_priority(home) < MAX_RT_PRIO)
+	if (enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_REENQ) || is_taken(home))
 		return false;
 	if (sticky == VSTATE_STICKY_ADAPTIVE &&
 	    scx_bpf_dsq_nr_queued(scx_enum(scx_dsq_id_flags, SCX_DSQ_LOCAL_ON) | home)) {
@@ -437,6 +444,14 @@ static __always_inline void bound_lead(const struct task_struct *p, struct vstat
 	}
 }
 
+static __always_inline void wake_idle(const struct task_struct *p)
+{
+	s32 cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+
+	if (cpu >= 0)
+		scx_bpf_kick_cpu(cpu, scx_enum(scx_kick_flags, SCX_KICK_IDLE));
+}
+
 void BPF_STRUCT_OPS(vstate_enqueue, struct task_struct *p, u64 enq_flags)
 {
 	u64 now = bpf_ktime_get_ns();
@@ -459,6 +474,9 @@ void BPF_STRUCT_OPS(vstate_enqueue, struct task_struct *p, u64 enq_flags)
 		if (row)
 			row->queued = true;
 		insert_vtime(p, SHARED_DSQ, slice_of(&v, p), vtime, enq_flags);
+		/* Its CPU is taken; an idle one does not look at the queue unless it is told. */
+		if (enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_REENQ))
+			wake_idle(p);
 	}
 }
 
@@ -532,11 +550,13 @@ bool BPF_STRUCT_OPS(vstate_yield, struct task_struct *from, struct task_struct *
 	return false;
 }
 
-/* Real-time work took this CPU, for how long nobody knows: let others run what waits here. */
+/*
+ * A class above ours took this CPU: real time, or in partial scope the fair one.  For how long
+ * nobody knows, and nobody else can take what waits here: let others run it.
+ */
 void BPF_STRUCT_OPS(vstate_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
 {
-	if (args->reason == scx_enum(scx_cpu_preempt_reason, SCX_CPU_PREEMPT_RT) ||
-	    args->reason == scx_enum(scx_cpu_preempt_reason, SCX_CPU_PREEMPT_DL))
+	if (args->reason != scx_enum(scx_cpu_preempt_reason, SCX_CPU_PREEMPT_STOP))
 		count(VSTAT_requeued, requeue_local());
 }
 

@@ -38,6 +38,14 @@ void fail(int code, const char *format, ...)
 	exit(code);
 }
 
+enum event {
+	EVENT_SIGNAL,
+	EVENT_TARGET_EXIT,
+	EVENT_ENDED,
+	EVENT_INTERVAL,
+	NR_EVENTS
+};
+
 static uint64_t now_ns(void)
 {
 	struct timespec ts;
@@ -55,6 +63,7 @@ static int signals_fd(void)
 	sigemptyset(&set);
 	sigaddset(&set, SIGINT);
 	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGUSR1); /* means something only to --hold */
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	fd = signalfd(-1, &set, SFD_CLOEXEC);
 	if (fd < 0)
@@ -62,11 +71,16 @@ static int signals_fd(void)
 	return fd;
 }
 
-static bool readable(int fd)
+/* Whether a signal came that ends the program. */
+static bool told_to_end(int fd)
 {
 	struct pollfd p = {.fd = fd, .events = POLLIN};
+	struct signalfd_siginfo info;
 
-	return poll(&p, 1, 0) > 0;
+	while (poll(&p, 1, 0) > 0 && read(fd, &info, sizeof(info)) == sizeof(info))
+		if (info.ssi_signo != SIGUSR1)
+			return true;
+	return false;
 }
 
 static int interval_fd(long ms)
@@ -135,6 +149,35 @@ static __attribute__((noreturn)) void ended_before_ready(struct engine *e,
 	     ended->message);
 }
 
+static __attribute__((noreturn)) void interrupted(struct engine *e)
+{
+	engine_destroy(e);
+	fail(EXIT_INTERRUPTED, "interrupted before it was ready; nothing written");
+}
+
+/* Loaded, until SIGUSR1 comes. */
+static void hold(struct engine *e, const int fds[NR_EVENTS], pid_t pid)
+{
+	struct signalfd_siginfo info;
+	struct pollfd p[] = {{.fd = fds[EVENT_SIGNAL], .events = POLLIN},
+			     {.fd = fds[EVENT_TARGET_EXIT], .events = POLLIN}};
+
+	engine_load(e);
+	puts("loaded");
+	flush();
+	do {
+		if (poll(p, 2, -1) < 0 && errno != EINTR)
+			fail(EXIT_UNFIT, "poll: %s", strerror(errno));
+		if (p[1].revents) {
+			engine_destroy(e);
+			fail(EXIT_UNFIT, "--pid %d: this process has ended", pid);
+		}
+	} while (!p[0].revents);
+	if (read(fds[EVENT_SIGNAL], &info, sizeof(info)) != sizeof(info) ||
+	    info.ssi_signo != SIGUSR1)
+		interrupted(e);
+}
+
 /* In charge, restarting for as long as harts come and go; false: ended for good. */
 static bool start(struct engine *e, struct exit_info *ended, unsigned int *restarts)
 {
@@ -147,14 +190,6 @@ static bool start(struct engine *e, struct exit_info *ended, unsigned int *resta
 	memset(ended, 0, sizeof(*ended));
 	return true;
 }
-
-enum event {
-	EVENT_SIGNAL,
-	EVENT_TARGET_EXIT,
-	EVENT_ENDED,
-	EVENT_INTERVAL,
-	NR_EVENTS
-};
 
 static enum event next_event(const int fds[NR_EVENTS])
 {
@@ -183,7 +218,9 @@ static const char *supervise(struct engine *e, struct report *r, int fds[NR_EVEN
 	for (;;) {
 		switch (next_event(fds)) {
 		case EVENT_SIGNAL:
-			return "signal";
+			if (told_to_end(fds[EVENT_SIGNAL]))
+				return "signal";
+			break;
 		case EVENT_TARGET_EXIT:
 			return "target-exit";
 		case EVENT_ENDED:
@@ -229,14 +266,15 @@ int main(int argc, char **argv)
 	say_settings(&o);
 
 	e = engine_create(&o);
+	if (o.hold)
+		hold(e, fds, o.pid);
 	if (!start(e, &r.exit, &r.restarts))
 		ended_before_ready(e, &r.exit);
 	takeover(o.pid, o.set.scope, &r.roll);
 	say_threads(&r.roll);
-	if (readable(fds[EVENT_SIGNAL])) {
-		engine_destroy(e);
+	if (told_to_end(fds[EVENT_SIGNAL])) {
 		give_back(o.pid);
-		fail(EXIT_INTERRUPTED, "interrupted before it was ready; nothing written");
+		interrupted(e);
 	}
 	kernel_state_read(&r.at_start);
 	if (!kernel_state_is_ours(&r.at_start)) {

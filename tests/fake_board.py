@@ -48,6 +48,8 @@ poll = 50
 board = "virtual"
 model = "banana-tiny"
 policy = "baseline"
+scope = "all"
+bystanders = 0
 concurrency = 2
 seed = 1
 load = "short"
@@ -156,7 +158,13 @@ def loadgen(
     }
 
 
-_SCHED_EXT = {"state": "disabled", "ops": None, "enable_seq": 0}
+_KERNEL = {
+    "state": "disabled",
+    "ops": None,
+    "enable_seq": 0,
+    "switch_all": 0,
+    "base_slice_ns": 2800000,
+}
 _AGENT: dict[str, Any] = {
     "schema_version": "1",
     "invalid_reasons": [],
@@ -174,7 +182,14 @@ _AGENT: dict[str, Any] = {
         "kernel_warnings": [],
         "server": None,
     },
-    "scheduler": {"before": _SCHED_EXT, "after": _SCHED_EXT},
+    "scheduler": {
+        "before": _KERNEL,
+        "opened": _KERNEL | {"cpuset": None},
+        "closed": _KERNEL | {"cpuset": None},
+        "after": _KERNEL,
+        "server_counts": {"prompt_tokens": 45, "output_tokens": 28, "batches": 20},
+    },
+    "bystanders": None,
 }
 _REQUEST: dict[str, Any] = {
     "phase": "measured",
@@ -287,9 +302,9 @@ class FakeBoard:
             **overrides,
         }
 
-    def prepare(self, model: str, instruments: Sequence[str] = ()) -> dict[str, str]:
+    def prepare(self, model: str, tools: Sequence[str] = ()) -> dict[str, str]:
         self.prepared.append(model)
-        names = ("initramfs", "llama_server", "agent", "qemu")
+        names = ("initramfs", "llama_server", "agent", "qemu", *tools)
         filler = "a" if model == "smollm2" else "b"
         return {"kernel": self.kernel, "model": filler * 64, **dict.fromkeys(names, "0" * 64)}
 

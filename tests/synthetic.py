@@ -17,7 +17,8 @@ from fake_board import agent as agent_document
 from fake_board import loadgen as loadgen_document
 
 import schemas
-from analysis.collect import CollectedRun, collected, in_order
+from analysis.collect import WITH_SCHEDULER, CollectedRun, collected, in_order
+from board.policies import Policies
 from schemas.record import run_id
 
 POLICIES = ("baseline", "baseline-long", "affinity", "long-slice", "vhot", "cooperative")
@@ -48,11 +49,15 @@ SERVER = {
 def cell(policy: str, concurrency: int, seed: int, **changed: Any) -> dict[str, Any]:
     """A cell of the fake board."""
     board = FakeBoard()
-    whole = {
+    whole: dict[str, Any] = {
         "schema_version": "1",
         "board": "virtual",
         "model": "banana-tiny",
         "policy": policy,
+        "scope": "partial" if (scoped := policy in WITH_SCHEDULER) else None,
+        "variant": None,
+        "scheduling": Policies.read().scheduling(policy, "partial" if scoped else None, None),
+        "bystanders": 0,
         "concurrency": concurrency,
         "seed": seed,
         "load": {"mode": "closed", "requests": 16, "warmup_requests": 1, "prompt_words": 24,
@@ -92,7 +97,9 @@ def record(which: Mapping[str, Any], attempt: int = 1, reasons: Iterable[str] = 
         "observer": None,
         "profiler": None,
         "truth": None,
-        "scheduler": agent["scheduler"],
+        "scheduler": {"kernel": agent["scheduler"], "document": None},
+        "phase_tokens": None,
+        "bystanders": None,
         "agreement": None,
         "valid": not why,
         "invalid_reasons": why,
@@ -106,6 +113,8 @@ def _server(moment: int) -> dict[str, Any]:
                 "tid": 100 + n,
                 "name": "llama-server",
                 "policy": 0,
+                "in_sched_ext": False,
+                "harts": "0-7",
                 "run_ns": times * (8_000_000_000 - 500_000_000 * n + moment),
                 "wait_ns": times * 200_000_000 * n,
                 "voluntary_switches": times * 100 * n,
@@ -125,7 +134,8 @@ def write(results: Path, records: Iterable[Mapping[str, Any]], experiment: str =
         directory.mkdir(parents=True)
         schemas.write(directory / "record.json", one, "record")
         schemas.write(directory / "loadgen.json", one["loadgen"], "loadgen")
-        agent = agent_document() | {"platform": one["platform"], "scheduler": one["scheduler"]}
+        agent = agent_document() | {"platform": one["platform"]}
+        agent["scheduler"] = one["scheduler"]["kernel"]
         schemas.write(directory / "agent.json", agent, "agent")
         hashes.setdefault(one["cell"]["board"], []).append(one["run_id"].split("-")[0])
     cells = {board: sorted(set(those)) for board, those in hashes.items()}

@@ -44,7 +44,7 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
     change(record)
     (path / RECORD).write_text(json.dumps(record))
     agent = json.loads((path / "agent.json").read_text())
-    agent |= {"platform": record["platform"], "scheduler": record["scheduler"]}
+    agent |= {"platform": record["platform"], "scheduler": record["scheduler"]["kernel"]}
     (path / "agent.json").write_text(json.dumps(agent))
     (path / "loadgen.json").write_text(json.dumps(record["loadgen"]))
 

@@ -11,13 +11,24 @@ from fake_board import EXPERIMENTS, FakeBoard, definitions
 import schemas
 from board.cell import Definitions, Overrides, Plan, plan_experiments, plan_run
 from schemas.record import cell_hash, run_id
-from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError
+from toolchain.errors import ArtifactError, InvalidData, UsageError
 
 CELL: dict[str, Any] = {
     "schema_version": "1",
     "board": "virtual",
     "model": "banana-tiny",
     "policy": "baseline",
+    "scope": None,
+    "variant": None,
+    "scheduling": {
+        "scheduler": None,
+        "base_slice_ns": None,
+        "cpuset": None,
+        "pinned_threads": 0,
+        "harts_first": False,
+        "environment": {},
+    },
+    "bystanders": 0,
     "concurrency": 2,
     "seed": 1,
     "load": {
@@ -54,8 +65,8 @@ def plan(tmp_path: Path, overrides: Overrides, board: FakeBoard | None = None) -
 def test_identity_is_pinned() -> None:
     schemas.check(CELL, "cell")
     # sha256sum of the canonical spelling, made with another tool: jq -cS and sha256sum.
-    assert cell_hash(CELL) == "a85574532cf5"
-    assert run_id(CELL, 12) == "a85574532cf5-12"
+    assert cell_hash(CELL) == "0e30408d7c24"
+    assert run_id(CELL, 12) == "0e30408d7c24-12"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +167,23 @@ def test_overrides(tmp_path: Path) -> None:
         (Overrides(vlen="64"), UsageError, "--vlen 64: expected one of 128, 256, 512, 1024 (bits)"),
         (Overrides(vlen="wide"), UsageError, "--vlen wide"),
         (Overrides(policy="fast"), UsageError, "--policy fast: no such policy; known: baseline, "),
-        (Overrides(policy="vhot"), EnvironmentUnfit, "does not ship yet"),
+        (
+            Overrides(scope="all"),
+            UsageError,
+            "baseline is the kernel's own scheduler, which has no",
+        ),
+        (
+            Overrides(policy="vhot", scope="most"),
+            UsageError,
+            "--scope most: expected partial or all",
+        ),
+        (Overrides(variant="faithful"), UsageError, "no such variant; it has none"),
+        (
+            Overrides(policy="vhot", variant="no-hints"),
+            UsageError,
+            "--variant no-hints: vhot has no such variant; known: any-dirty, faithful",
+        ),
+        (Overrides(bystanders=-1), UsageError, "--bystanders -1: expected an integer from 0 to 64"),
     ],
 )
 def test_bad_values_are_refused_before_anything_is_built(
@@ -167,7 +194,7 @@ def test_bad_values_are_refused_before_anything_is_built(
         plan(tmp_path, overrides, board)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == (2 if error is UsageError else 3)
+    assert caught.value.exit_code == 2
     assert board.prepared == []
 
 
@@ -214,6 +241,12 @@ def test_choosing_experiments(tmp_path: Path) -> None:
         ("prompt_words = 48", 'prompt_words = 48\nprompt = "x"', "loads.short"),
         ("seeds = [1, 2]", "seeds = [1, 1]", "non-unique"),
         ("seeds = [1, 2]", "seeds = []", "parts[0].seeds"),
+        ("seeds = [1, 2]", 'seeds = [1, 2]\nscopes = ["all"]', "no policy of the part has a scope"),
+        (
+            "seeds = [1, 2]",
+            'seeds = [1, 2]\nvariants = ["faithful"]',
+            "no policy of the part has a variant 'faithful'",
+        ),
         ('schema_version = "1"', 'schema_version = "0"', "reads and writes"),
     ],
 )  # fmt: skip

@@ -28,7 +28,8 @@ COLUMNS = [
     "restore_count", "save_total_ns", "saves_per_s", "vstate_ns_per_request",
     "vstate_cpu_capacity_ppm", "context_switches", "migrations", "critical_instructions",
     "vlen_bits", "bytes_per_save", "window_ms", "requests_ok", "context_switches_per_request",
-    "experiment_mode", "aggregate_tps", "vstate_total_ns",
+    "experiment_mode", "aggregate_tps", "vstate_total_ns", "scope", "variant",
+    "bystanders", "bystander_share", "bystander_rounds_per_s",
 ]  # fmt: skip
 
 
@@ -229,6 +230,9 @@ def run(
         "platform": "virtual",
         "model": "banana-tiny",
         "policy": "baseline",
+        "scope": None,
+        "variant": None,
+        "bystanders": 0,
         "concurrency": 2,
         "seed": 1,
         "valid": tps is not None,

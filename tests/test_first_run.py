@@ -167,7 +167,7 @@ def test_the_instruments_agree(reproduction: Reproduction) -> None:
 def test_vlen_and_policy_are_checked_before_anything_is_built(repo: Path, tmp_path: Path) -> None:
     for words, code, said in (
         (["--vlen", "384"], 2, "128"),
-        (["--policy", "vhot"], 3, "scheduler"),
+        (["--policy", "vhot", "--scope", "half"], 2, "partial or all"),
         (["--policy", "fastest"], 2, "baseline"),
         (["--model", "gpt"], 2, "banana-tiny"),
     ):

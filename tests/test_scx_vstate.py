@@ -188,6 +188,26 @@ until [ "$(busybox grep -c '^restart' /results/harts.said)" = 1 ] &&
 stop
 end
 
+# A thread of the fair class, which comes first in partial scope, keeps one of the harts.
+echo 1 >$cpu1
+target vector:-1:0 nap:-1:0 vector:-1:0 nap:-1:0
+busybox kill -STOP $target
+start beside $target --policy cooperative --sticky always --watchdog-ms 3000
+busybox kill -CONT $target
+busybox sleep 0.3
+./workload run scalar:0:0 &
+hog=$!
+busybox sleep 0.3
+./workload cpu $target >/results/beside.before
+busybox sleep 2
+./workload cpu $target >/results/beside.end
+busybox kill -KILL $target
+wait $target
+busybox ls /proc/$target 2>/dev/null | busybox wc -l >/results/beside.left
+busybox kill -KILL $hog
+gone
+echo 0 >$cpu1
+
 target fifo:0:0 scalar:0:0
 busybox kill -STOP $target
 (busybox sleep 1; echo 1 >$cpu1; busybox sleep 0.3; echo 0 >$cpu1) &
@@ -546,6 +566,17 @@ def test_a_real_time_hog_and_changing_affinities_leave_it_loaded(guest: Guest) -
     used = guest.cpu_ns("harts")
     assert sum(ns for _, ns in used) > 200_000_000, "the hart without the hog"
     assert guest.counters("harts")["migrations"] > 0
+
+
+def test_a_fair_thread_that_keeps_a_hart_stops_nobody_in_partial_scope(guest: Guest) -> None:
+    """Freezing a server failed here once: a thread of it waited where the client spun."""
+    used = guest.cpu_ns("beside")
+    assert sorted(kind for kind, _ in used) == ["nap", "nap", "vector", "vector"]
+    for kind, ns in used:
+        assert ns > 50_000_000, f"{kind} ran {ns} ns of 2 s"
+    assert guest.counters("beside")["requeued"] > 0
+    assert guest.document("beside")["ejected"] is None
+    assert guest.text("beside.left") == "0\n"
 
 
 def test_harts_that_come_and_go_restart_it(guest: Guest) -> None:

@@ -36,11 +36,11 @@ def test_entries() -> None:
 def test_virtual_tables() -> None:
     made = {table.name: table for table in tables(synthetic.matrix(), CELLS, CHANGES)}
     assert sorted(made) == [
-        f"E2-virtual-banana-tiny-256-{kind}{what}"
+        f"E2-virtual-banana-tiny-256-partial-{kind}{what}"
         for kind in ("inference", "vstate")
         for what in ("", "-change")
     ]
-    inference = made["E2-virtual-banana-tiny-256-inference"]
+    inference = made["E2-virtual-banana-tiny-256-partial-inference"]
     assert inference.header == (
         "c", "policy", "n", "TPS, tokens/virtual s", "mean TTFT, virtual ms",
         "P95 TTFT, virtual ms", "mean latency, virtual ms",
@@ -58,12 +58,12 @@ def test_virtual_tables() -> None:
     assert float(first["TPS, tokens/virtual s mean"]) == pytest.approx(mean)
     assert float(first["TPS, tokens/virtual s sd"]) == pytest.approx(sd)
     assert "published" not in inference.markdown()
-    change = made["E2-virtual-banana-tiny-256-inference-change"]
+    change = made["E2-virtual-banana-tiny-256-partial-inference-change"]
     assert "can show their direction, never their size" in change.note
 
 
 def test_published_beside_measured_on_the_board_only() -> None:
-    name = "E2-f3-qwen2.5-0.5b-instruct-q4_k_m-256-"
+    name = "E2-f3-qwen2.5-0.5b-instruct-q4_k_m-256-partial-"
     made = {
         table.name.removeprefix(name): table
         for table in tables(synthetic.matrix(platform="board"), CELLS, CHANGES)
@@ -112,13 +112,13 @@ def test_figures_show_runs_and_begin_at_zero() -> None:
     }  # fmt: skip
     assert made["models"].svg is None
     assert "no experiment has runs of several models" in made["models"].caption
-    svg = made["by-concurrency-save_count-E2-virtual-banana-tiny-256"].svg or ""
+    svg = made["by-concurrency-save_count-E2-virtual-banana-tiny-256-partial"].svg or ""
     # A white-filled marker for each of 54 runs, 18 bars, and 0 as the lowest tick.
     assert len(re.findall(r"<use [^>]*fill: #ffffff", svg)) == 54
     ticks = [float(text) for text in re.findall(r">([\d]+)</text>", svg)]
     assert 0 in ticks
     assert "virtual ms" in (
-        made["by-concurrency-mean_ttft_ms-E2-virtual-banana-tiny-256"].svg or ""
+        made["by-concurrency-mean_ttft_ms-E2-virtual-banana-tiny-256-partial"].svg or ""
     )
     ids = [re.findall(r'id="([^"]+)"', figure.svg or "") for figure in made.values()]
     for one, other in pairwise(ids):

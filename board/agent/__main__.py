@@ -2,7 +2,8 @@
 
 Promise: whatever happens, agent.json names it; the server is stopped before the results are
 written, and everything but the load itself is done outside the measured window.
-Limit: needs /proc and a llama-server for this machine; it changes nothing on the board.  Exit code
+Limit: needs /proc and a llama-server for this machine; what the cell's policy changes on the board
+is changed back before the results are written.  Exit code
 0 for a valid run, 4 for an invalid one (the files are written all the same), 2 for bad arguments.
 """
 
@@ -18,17 +19,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from board.agent import system
+from board.agent import server_counts, system
+from board.agent.bystander import Bystanders
+from board.agent.group import Group
 from board.agent.instruments import Instruments
 from board.agent.load_config import LoadConfig
 from board.agent.loadgen import Hooks, run_load
+from board.agent.scheduler import Scheduling, objections
 from board.agent.server import Server, running
 from board.agent.vector import vlen_bits_used_by
 
 INVALID = 4
+EDGES = ("before", "after")
 NOTICE_S = 5.0
 """How long the load may take to notice that its server is gone."""
-DISABLED = "disabled"
 
 CLIENT: dict[str, Any] = {
     "heartbeat_ms": 100.0,
@@ -54,10 +58,15 @@ def main() -> int:
     report: dict[str, Any] = {
         "schema_version": "1",
         "platform": system.describe(),
-        "scheduler": {"before": system.scheduler_state(), "after": None},
+        "scheduler": {
+            "before": system.scheduler_state(),
+            **dict.fromkeys(("opened", "closed", "after", "server_counts")),
+        },
+        "bystanders": None,
         "invalid_reasons": [],
     }
     platform, reasons = report["platform"], report["invalid_reasons"]
+    scheduler = report["scheduler"]
     platform |= {"server": None, "kernel_warnings": []}
     valid = False
     missing = system.missing_extensions(platform["isa"]) if cell["machine"] is not None else []
@@ -67,11 +76,10 @@ def main() -> int:
     else:
         log_start_us = _last_log_us()
         valid = _measure(options, cell, report)
-        report["scheduler"]["after"] = system.scheduler_state()
-        if report["scheduler"]["after"] != report["scheduler"]["before"]:
-            reasons.append("scheduler-changed")
-        if report["scheduler"]["after"]["state"] not in (DISABLED, None):
-            reasons.append("scheduler-active")
+        scheduler["after"] = system.scheduler_state()
+        server = platform["server"]
+        threads = [row for key in EDGES for row in server[f"threads_{key}"]] if server else []
+        reasons += objections(cell["scheduling"], scheduler, threads)
         platform["kernel_warnings"] = _kernel_warnings(log_start_us)
         if platform["kernel_warnings"]:
             reasons.append("kernel-warning")
@@ -99,19 +107,46 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
         **cell["load"],
         **CLIENT,
     )
-    flags = cell["server"]["flags"]
-    log = options.out / "server.log"
-    with running(options.server, options.model, flags, options.port, log) as server:
+    flags, wanted = cell["server"]["flags"], cell["scheduling"]
+    tools = json.loads(options.tools.read_text()) if options.tools else {}
+    first, later = options.around_load, None
+    if not wanted["harts_first"]:
+        first, later = later, first
+    with (
+        _around(first),
+        running(
+            options.server,
+            options.model,
+            flags,
+            wanted["environment"],
+            options.port,
+            options.out / "server.log",
+        ) as server,
+    ):
         _say("llama-server started")
-        tools = json.loads(options.instruments.read_text()) if options.instruments else {}
-        instruments = Instruments(tools, server.pid, options.out, reasons, _say)
-        window = _Window(server, instruments)
-        hooks = Hooks(load=lambda: _around(options.around_load), window=window.measured)
-        with instruments.ready():
+        group = Group(server.pid)
+        mine = (options.out, reasons, _say)
+        scheduling = Scheduling(wanted, tools.get("scheduler"), group, server.pid, *mine)
+        instruments = Instruments(tools, group, server.pid, *mine)
+        beside = Bystanders(cell["bystanders"], tools.get("bystander"), reasons, _say)
+        window = _Window(server, instruments, scheduling, beside)
+
+        @contextlib.contextmanager
+        def around_load() -> Iterator[None]:
+            with _around(later), scheduling.active(), beside.running():
+                yield
+
+        hooks = Hooks(load=around_load, window=window.measured)
+        with scheduling.ready(), instruments.ready():
             result = asyncio.run(_load_while_alive(config, server, hooks))
         platform["server"] = _describe(server, window)
+        report["scheduler"] |= window.states
+        if cell["bystanders"]:
+            report["bystanders"] = window.bystanders
         if server.exit_code is not None:
             reasons.append("server-died")
+        else:
+            report["scheduler"]["server_counts"] = server_counts.read(options.port)
     platform["server"]["exit_code"] = server.exit_code
     if server.exit_code != 0 and "server-died" not in reasons:
         reasons.append("server-exit-code")
@@ -145,22 +180,39 @@ def _around(program: Path | None) -> Iterator[None]:
 
 
 class _Window:
-    """The server's threads at both ends of the measured window; empty if it was not reached."""
+    """What holds at both ends of the measured window; empty if it was not reached.
 
-    def __init__(self, server: Server, instruments: Instruments) -> None:
+    before, after: the server's threads.  states: the scheduler.  bystanders: how far they got.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        instruments: Instruments,
+        scheduling: Scheduling,
+        bystanders: Bystanders,
+    ) -> None:
         self._server = server
         self._instruments = instruments
+        self._scheduling = scheduling
+        self._bystanders = bystanders
         self.before: list[dict[str, Any]] = []
         self.after: list[dict[str, Any]] = []
+        self.states: dict[str, Any] = {}
+        self.bystanders: dict[str, Any] = {"opened": None, "closed": None}
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
         _say("window opens")
         self.before = system.threads(self._server.pid)
+        self.states["opened"] = self._scheduling.edge()
+        self.bystanders["opened"] = self._bystanders.look()
         try:
             with self._instruments.window():
                 yield
         finally:
+            self.bystanders["closed"] = self._bystanders.look()
+            self.states["closed"] = self._scheduling.edge()
             if self._server.exit_code is None:
                 self.after = system.threads(self._server.pid)
             _say("window closed")
@@ -258,7 +310,9 @@ def _options() -> argparse.Namespace:
         "after the last one",
     )
     parser.add_argument(
-        "--instruments", type=Path, help="which there are and where, a JSON file (instruments.py)"
+        "--tools",
+        type=Path,
+        help="instruments, scheduler, bystander: which there are and where, a JSON file",
     )
     parser.add_argument("--port", type=int, default=8080, help="loopback port (default 8080)")
     return parser.parse_args()

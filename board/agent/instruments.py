@@ -14,19 +14,19 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-CGROUP = Path("/sys/fs/cgroup/bananaos-target")
-FREEZE_TIMEOUT_S = 30.0
+from board.agent.group import Group
+
 OBSERVER_TIMEOUT_S = 120.0
 OBSERVER_INVALID = 4
 """vstate_observer's exit code for a document whose own invalid_reasons are not empty."""
 OBSERVER_UNOPENED = 130
 """Its exit code when it is stopped before its window was opened: nothing was measured."""
+OWN_TOOLS = {"observer", "spin", "profiler", "mark"}
 _PLACE = re.compile(r"JIT 0x([0-9a-f]+)-0x([0-9a-f]+)")
 
 
@@ -35,18 +35,21 @@ class Instruments:
 
     tools: what the board was given (any of the keys may be missing): observer (program), spin (list
     of START-END for it), profiler (module, sites, loader), mark (program that tells the emulator).
+    group: the target's.
     reasons: why the run does not count on their account, filled as it happens.
     """
 
     def __init__(
         self,
         tools: Mapping[str, Any],
+        group: Group,
         pid: int,
         out: Path,
         reasons: list[str],
         say: Callable[[str], None],
     ) -> None:
-        self._tools = tools
+        self._tools = {key: tool for key, tool in tools.items() if key in OWN_TOOLS}
+        self._group = group
         self._pid = pid
         self._out = out
         self._reasons = reasons
@@ -63,8 +66,7 @@ class Instruments:
             yield
             return
         with self._may_fail("freezer"):
-            CGROUP.mkdir(exist_ok=True)
-            (CGROUP / "cgroup.procs").write_text(str(self._pid))
+            self._group.make()
         self._load_observer()
         if self._loader:
             profiler = self._tools["profiler"]
@@ -105,15 +107,8 @@ class Instruments:
     # -- the target
 
     def _freeze(self, frozen: bool) -> None:
-        wanted = str(int(frozen))
         with self._may_fail("freezer"):
-            if not CGROUP.is_dir():
-                return
-            (CGROUP / "cgroup.freeze").write_text(wanted)
-            deadline_s = time.monotonic() + FREEZE_TIMEOUT_S
-            while f"frozen {wanted}" not in (CGROUP / "cgroup.events").read_text():
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"not {'frozen' if frozen else 'thawed'} in time")
+            self._group.freeze(frozen)
 
     # -- the observer
 

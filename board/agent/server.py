@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,14 +46,26 @@ class Server:
 
 @contextlib.contextmanager
 def running(
-    program: Path, model: Path, flags: Sequence[str], port: int, log: Path
+    program: Path,
+    model: Path,
+    flags: Sequence[str],
+    environment: Mapping[str, str],
+    port: int,
+    log: Path,
 ) -> Iterator[Server]:
-    """Start llama-server on the loopback interface and stop it when the block is left."""
+    """Start llama-server on the loopback interface and stop it when the block is left.
+
+    environment: what it is told beside what this process was told.
+    """
     argv = [os.fspath(program), "--model", os.fspath(model), "--host", "127.0.0.1"]
     argv += ["--port", str(port), *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
         )
     server = Server(argv, process)
     try:

@@ -15,6 +15,8 @@ REQUIRED_EXTENSIONS = ("v", "zfh", "zvfh", "zba", "zbb", "zbs")
 """What llama-server was compiled for (llama.cpp/riscv64.cmake); without one it dies of SIGILL."""
 
 _SCHED_EXT = Path("/sys/kernel/sched_ext")
+BASE_SLICE = Path("/sys/kernel/debug/sched/base_slice_ns")
+"""The fair scheduler's, in ns; the kernel computes it anew when a hart comes or goes."""
 
 
 def text(path: Path | str) -> str | None:
@@ -58,19 +60,34 @@ def describe() -> dict[str, Any]:
 
 
 def scheduler_state() -> dict[str, Any]:
-    """Return the user-visible truth about sched_ext: state, loaded scheduler, how often enabled."""
-    sequence = text(_SCHED_EXT / "enable_seq")
+    """Return the user-visible truth about sched_ext and the fair scheduler's base slice.
+
+    Of sched_ext: state, loaded scheduler, how often one was enabled, whether for all threads.
+    """
     return {
         "state": text(_SCHED_EXT / "state"),
         "ops": text(_SCHED_EXT / "root/ops"),
-        "enable_seq": int(sequence) if sequence else None,
+        "enable_seq": _number(_SCHED_EXT / "enable_seq"),
+        "switch_all": _number(_SCHED_EXT / "switch_all"),
+        "base_slice_ns": base_slice_ns(),
     }
 
 
-def threads(pid: int) -> list[dict[str, Any]]:
-    """Return a row per thread of a process: name, policy, CPU time, context switches.
+def base_slice_ns() -> int | None:
+    """Return the fair scheduler's base slice now."""
+    return _number(BASE_SLICE)
 
-    Times in ns from schedstat; counts since the thread was made.
+
+def _number(path: Path) -> int | None:
+    found = text(path)
+    return int(found) if found else None
+
+
+def threads(pid: int) -> list[dict[str, Any]]:
+    """Return a row per thread of a process: name, policy, class, harts, CPU time, switches.
+
+    Times in ns from schedstat; counts since the thread was made.  harts: those that it may use.
+    in_sched_ext: whether that class runs it now, None where the kernel does not show it.
     """
     rows = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name)):
@@ -85,6 +102,8 @@ def threads(pid: int) -> list[dict[str, Any]]:
                 "tid": int(task.name),
                 "name": status.get("Name"),
                 "policy": os.sched_getscheduler(int(task.name)),
+                "in_sched_ext": _in_sched_ext(task),
+                "harts": status.get("Cpus_allowed_list"),
                 "run_ns": run_ns,
                 "wait_ns": wait_ns,
                 "voluntary_switches": int(status.get("voluntary_ctxt_switches", 0)),
@@ -92,6 +111,12 @@ def threads(pid: int) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _in_sched_ext(task: Path) -> bool | None:
+    """Whether sched_ext runs a thread: its policy does not tell, the kernel's own table does."""
+    found = re.search(r"^ext\.enabled\s*:\s*(\d)$", text(task / "sched") or "", re.MULTILINE)
+    return None if found is None else found.group(1) == "1"
 
 
 def kernel_log() -> list[tuple[int, int, str]]:

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from board.virtual import guest, tools
+from board.virtual import guest
 from board.virtual.calibrate import calibration
 from board.virtual.machine import Machine, default_machine
+from board.virtual.tools import artifacts
 
 
 class VirtualBoard:
@@ -26,9 +27,9 @@ class VirtualBoard:
         """Return machine.toml's machine with `overrides`."""
         return default_machine(overrides).as_cell()
 
-    def prepare(self, model: str, instruments: Sequence[str]) -> dict[str, str]:
+    def prepare(self, model: str, tools: Sequence[str]) -> dict[str, str]:
         """Build or fetch all a run needs; what is cached costs a checksum."""
-        return guest.artifacts(model) | tools.artifacts(instruments)
+        return guest.artifacts(model) | artifacts(tools)
 
     def calibration(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return how parallel the cell's machine is, measuring it on first use."""

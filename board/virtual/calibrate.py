@@ -7,7 +7,6 @@ Limit: linear means linear in virtual time.  Nothing here says how fast a K1 is.
 """
 
 import concurrent.futures
-import functools
 import json
 import tempfile
 import threading
@@ -105,13 +104,16 @@ def _server(
         "ctx_per_slot": settings["ctx_per_slot"],
     }
     load = {**settings["load"], "prompt": None, "seed": settings["seed"]}
+    definitions = Definitions.read()
     cell = {
         "machine": machine.as_cell(),
         "model": settings["model"],
         "seed": settings["seed"],
         "concurrency": 1,
         "load": load,
-        "server": {"flags": server_flags(_flags(), shape, 1)},
+        "server": {"flags": server_flags(definitions.flags, shape, 1)},
+        "scheduling": definitions.policies.scheduling("baseline", None, None),
+        "bystanders": 0,
         "instruments": [],
     }
     guest.run_cell(cell, directory, deadline_s=settings["deadline_s"], cancel=threading.Event())
@@ -123,11 +125,6 @@ def _server(
         "prompt_ms": timings["prompt_ms"],
         "predicted_ms": timings["predicted_ms"],
     }
-
-
-@functools.cache
-def _flags() -> Mapping[str, str | bool]:
-    return Definitions.read().flags
 
 
 def _judge(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from board.base import RunFailed
+from board.cell import tools_of
 from board.models import model as model_file
 from board.virtual import tools
 from board.virtual.boot import boot, console_tail
@@ -27,9 +28,9 @@ SCRIPT = """#!/bin/sh
 cd /payload && busybox tar -x -f agent.tar || exit 1
 exec python3 -m board.agent --cell cell.json --around-load /bin/harts \\
 \t--server /payload/llama-server --model /payload/model.gguf \\
-\t--instruments instruments.json --out /results
+\t--tools tools.json --out /results
 """
-TO_AGENT = ("machine", "concurrency", "load", "server")
+TO_AGENT = ("machine", "concurrency", "load", "server", "scheduling", "bystanders")
 """What the guest is told of its cell: what it does.  A cell that differs only in what watches from
 outside (truth) must be the same cell in there, to the last byte."""
 
@@ -51,7 +52,7 @@ def run_cell(
 ) -> dict[str, Any]:
     """Run the cell in a fresh guest; see board.base.Board.run."""
     with tempfile.TemporaryDirectory(prefix="bananaos-cell-") as scratch:
-        used = tools.Tools.of(cell["instruments"], Path(scratch))
+        used = tools.Tools.of(tools_of(cell), Path(scratch))
         cell_file = Path(scratch) / "cell.json"
         told = {key: cell[key] for key in TO_AGENT}
         cell_file.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")

@@ -1,4 +1,4 @@
-"""The instruments of a run on the virtual board: what the guest gets, and what QEMU gets.
+"""Instruments, scheduler and bystander on the virtual board: what guest and QEMU get of them.
 
 Promise: a run with `truth` and one without give the guest the same bytes: the plugin watches from
 outside, and the guest's marks mean nothing without it.
@@ -23,13 +23,16 @@ FILES = {
     "observer": ("kernel/vstate-observer", "vstate_observer"),
     "profiler": ("kernel/vstate-profiler", "vstate_profiler.ko"),
     "truth": ("kernel/truth", "truth.so"),
+    "scheduler": ("sched_ext/scx-vstate", "scx_vstate"),
+    "bystander": ("board/bystander", "bystander"),
 }
-"""Instrument -> the artifact that is its heart."""
+"""Tool -> the artifact that is its heart."""
+INSTRUMENTS = {"observer", "profiler", "truth"}
 
 
-def artifacts(instruments: Sequence[str]) -> dict[str, str]:
-    """Build the instruments; return name -> sha256 (part of a cell's `inputs`)."""
-    return {name: sha256_file(_file(name)) for name in instruments}
+def artifacts(tools: Sequence[str]) -> dict[str, str]:
+    """Build the tools; return name -> sha256 (part of a cell's `inputs`)."""
+    return {name: sha256_file(_file(name)) for name in tools}
 
 
 def _file(name: str) -> Path:
@@ -46,18 +49,23 @@ class Tools:
     binds: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, instruments: Sequence[str], scratch: Path) -> "Tools":
-        """Return what a run with these instruments needs; writes some files below `scratch`."""
+    def of(cls, tools: Sequence[str], scratch: Path) -> "Tools":
+        """Return what a run with these tools needs; writes some files below `scratch`."""
         payload: dict[str, Path] = {}
         told: dict[str, object] = {}
-        if instruments:
+        for name in ("scheduler", "bystander"):
+            if name in tools:
+                file = FILES[name][1]
+                payload[file] = _file(name)
+                told[name] = f"/payload/{file}"
+        if set(tools) & INSTRUMENTS:
             payload["mark"] = build("kernel/truth") / "mark"
             told["mark"] = "/payload/mark"
-        if "observer" in instruments:
+        if "observer" in tools:
             payload["vstate_observer"] = _file("observer")
             told["observer"] = "/payload/vstate_observer"
             told["spin"] = [f"{start:#x}-{end:#x}" for start, end in _spins()]
-        if "profiler" in instruments:
+        if "profiler" in tools:
             payload["vstate_profiler.ko"] = _file("profiler")
             payload["load.py"] = LOADER
             payload["sites.json"] = scratch / "sites.json"
@@ -67,9 +75,9 @@ class Tools:
                 "sites": "/payload/sites.json",
                 "loader": "/payload/load.py",
             }
-        payload["instruments.json"] = scratch / "instruments.json"
-        payload["instruments.json"].write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
-        if "truth" not in instruments:
+        payload["tools.json"] = scratch / "tools.json"
+        payload["tools.json"].write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+        if "truth" not in tools:
             return cls(payload)
         return cls(
             payload,
