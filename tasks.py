@@ -239,8 +239,10 @@ def bench(_: Context) -> None:
     from analysis.bench import bench as analysis_bench
     from board.bench import bench as board_bench
     from kernel.overhead import overhead
+    from kernel.plain import plain
 
     overhead()
+    plain()
     analysis_bench()
     board_bench()
 
