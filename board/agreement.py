@@ -26,7 +26,7 @@ def agreement(
     """
     if sum(part is not None for part in (observer, profiler, truth)) < 2:
         return None
-    missed: int | None = profiler["missed_saves"] if profiler else None
+    missed = sum(map(_missed, _save_sites(profiler))) if profiler else None
     counted = {
         "observer": _observed(observer) if observer else {},
         "profiler": _by_state(profiler, _profiled) if profiler else {},
@@ -68,13 +68,21 @@ def _by_state(
     document: Mapping[str, Any], count: Callable[[Mapping[str, Any]], int]
 ) -> dict[str, int]:
     """State -> saves of the target at context switches; only "all" where sites do not tell."""
-    sites = [site for site in document["sites"] if (site["kind"], site["role"]) == ("save", ROLE)]
+    sites = _save_sites(document)
     numbers = {"all": sum(map(count, sites))}
     if any(site["state"] == UNKNOWN for site in sites):
         return numbers | {UNKNOWN: numbers["all"]}
     for state in STATES:
         numbers[state] = sum(count(site) for site in sites if site["state"] == state)
     return numbers
+
+
+def _save_sites(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [site for site in document["sites"] if (site["kind"], site["role"]) == ("save", ROLE)]
+
+
+def _missed(site: Mapping[str, Any]) -> int:
+    return int(site["begin_missed"])
 
 
 def _profiled(site: Mapping[str, Any]) -> int:

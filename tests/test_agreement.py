@@ -16,11 +16,12 @@ def observer(user: int, kernel: int = 0) -> dict[str, Any]:
 
 def profiler(user: int, missed: int = 0, elsewhere: int = 5) -> dict[str, Any]:
     return {
-        "missed_saves": missed,
         "sites": [
-            _site("save", "context-switch", "user") | {"target": {"count": user}},
-            _site("save", "context-switch", "kernel") | {"target": {"count": 0}},
-            _site("save", "signal", "user") | {"target": {"count": elsewhere}},
+            _site("save", "context-switch", "user")
+            | {"target": {"count": user}, "begin_missed": missed},
+            _site("save", "context-switch", "kernel") | {"target": {"count": 0}, "begin_missed": 0},
+            # What is missed elsewhere explains nothing here.
+            _site("save", "signal", "user") | {"target": {"count": elsewhere}, "begin_missed": 9},
             _site("restore", "exit-to-user", "user") | {"target": {"count": elsewhere}},
         ],
     }
@@ -81,6 +82,7 @@ def _untold(document: dict[str, Any], count: int) -> dict[str, Any]:
     """The document of a kernel that saves both states by one routine."""
     one = _site("save", "context-switch", "unknown")
     number: dict[str, Any] = {"target": {"count": count}, "harts": [{"target_count": count}]}
+    number["begin_missed"] = 0
     elsewhere = [site for site in document["sites"] if site["role"] != "context-switch"]
     return document | {"sites": [one | number, *elsewhere]}
 

@@ -65,7 +65,7 @@ print(image[at:at + 20].hex())' "$modules/vmlinuz")
 	export KBUILD_BUILD_USER=bananaos KBUILD_BUILD_HOST=bananaos KBUILD_BUILD_VERSION=1
 	cp /recipe/vstate_profiler/vstate_profiler.c /recipe/vstate_profiler/Makefile module/
 	make -C "$common" O="$headers" CC="${CROSS_COMPILE}gcc" M="$PWD/module" \
-		KERNEL_BUILD_ID="$build_id" modules
+		MODULE=vstate_profiler KERNEL_BUILD_ID="$build_id" modules
 	"${CROSS_COMPILE}strip" --strip-debug -o /out/vstate_profiler.ko module/vstate_profiler.ko
 }
 
