@@ -225,12 +225,13 @@ def board(_: Context, action: str, model: str = "banana-tiny") -> None:
     raise Exit(code=shell(model))
 
 
-@task(group="Build", help={"artifact": "such as kernel/image (default: all)"})
+@task(group="Build", help={"artifact": "such as kernel/image (default: all but those on demand)"})
 def build(_: Context, artifact: str = "") -> None:
     """Build an artifact (or all) in the pinned tree; prints the folder of each."""
     from toolchain import recipe
 
-    for name in [artifact] if artifact else sorted(recipe.recipes()):
+    known = recipe.recipes()
+    for name in [artifact] if artifact else sorted(n for n in known if not known[n].on_demand):
         print(name, recipe.build(name))
 
 
@@ -331,8 +332,10 @@ def bench(_: Context) -> None:
     from analysis.bench import bench as analysis_bench
     from board.bench import bench as board_bench
     from kernel.overhead import overhead
+    from kernel.plain import plain
 
     overhead()
+    plain()
     analysis_bench()
     board_bench()
 

@@ -22,6 +22,7 @@ from analysis.expected import EXPECTED, compare, inputs_hash, remember
 from analysis.figures import figures
 from analysis.page import Analysis, page
 from analysis.screen import show
+from analysis.split import split_table
 from analysis.stats import Refused, anova
 from analysis.tables import INFERENCE, VSTATE, Table, anova_table, groups, tables
 from analysis.verdicts import Verdict, decide
@@ -84,7 +85,8 @@ def analysed(
         for row in printed.improvements["rows"]
         for metric, value in row["change_percent"].items()
     }
-    made = [*tables(admitted.runs, cells, changes), *_anovas(admitted)]
+    split = [table for group in groups(admitted.runs) if (table := split_table(group))]
+    made = [*tables(admitted.runs, cells, changes), *split, *_anovas(admitted)]
     inputs = inputs_hash(claims, admitted.runs)
     document = {
         "schema_version": "1",

@@ -50,10 +50,16 @@ def vstate_columns(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _save_sites(document: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The places where a context switch saves the vector state of a user's thread."""
-    wanted = ("save", "context-switch", "user")
-    sites = document["sites"] if document else []
-    return [site for site in sites if (site["kind"], site["role"], site["state"]) == wanted]
+    """The places where a context switch saves the vector state of a user's thread.
+
+    Some kernels save their own vector code's registers there, too, and do not tell them apart.
+    """
+    return [
+        site
+        for site in (document["sites"] if document else [])
+        if (site["kind"], site["role"]) == ("save", "context-switch")
+        and site["state"] in ("user", "unknown")
+    ]
 
 
 def _over(amount: float | None, divisor: float | None) -> float | None:

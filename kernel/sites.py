@@ -52,6 +52,7 @@ ROLES = {
     "syscall_exit_to_user_mode": "exit-to-user",
     "syscall_exit_to_user_mode_work": "exit-to-user",
     "irqentry_exit_to_user_mode": "exit-to-user",
+    "irqentry_exit": "exit-to-user",
     "arch_exit_to_user_mode_prepare": "exit-to-user",
 }
 """What a site is for, by the function it was inlined into, or the one function here that calls it.

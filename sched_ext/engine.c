@@ -45,6 +45,7 @@ struct engine {
 
 /* libbpf explains a failure in a warning before it returns a bare number. */
 static char last_warning[256];
+static bool no_private_stack; /* the verifier's own words: the error code says nothing of it */
 static bool verbose;
 
 static int keep_warning(enum libbpf_print_level level, const char *format, va_list args)
@@ -54,6 +55,7 @@ static int keep_warning(enum libbpf_print_level level, const char *format, va_li
 	if (level == LIBBPF_WARN) {
 		va_copy(again, args);
 		vsnprintf(last_warning, sizeof(last_warning), format, again);
+		no_private_stack |= strstr(last_warning, "Private stack not supported") != NULL;
 		last_warning[strcspn(last_warning, "\n")] = '\0';
 		va_end(again);
 	}
@@ -297,6 +299,12 @@ static void open_and_load(struct engine *e)
 	UEI_SET_SIZE(skel, vstate_ops, uei);
 	__SCX_OPS_DISABLE_AUTOATTACH(skel, vstate_ops);
 	err = scx_vstate_bpf__load(skel);
+	if (err && no_private_stack)
+		fail(EXIT_UNFIT,
+		     "this kernel's sched_ext has sub-schedulers (CONFIG_EXT_SUB_SCHED), for "
+		     "which it wants private BPF stacks; its JIT has none on this machine, so "
+		     "that no scheduler with a dispatch operation loads; use an earlier kernel, "
+		     "6.12 to 7.0");
 	if (err)
 		fail(EXIT_UNFIT, "the kernel refuses the BPF programs: %s (%s)", strerror(-err),
 		     last_warning);

@@ -16,11 +16,12 @@ def observer(user: int, kernel: int = 0) -> dict[str, Any]:
 
 def profiler(user: int, missed: int = 0, elsewhere: int = 5) -> dict[str, Any]:
     return {
-        "missed_saves": missed,
         "sites": [
-            _site("save", "context-switch", "user") | {"target": {"count": user}},
-            _site("save", "context-switch", "kernel") | {"target": {"count": 0}},
-            _site("save", "signal", "user") | {"target": {"count": elsewhere}},
+            _site("save", "context-switch", "user")
+            | {"target": {"count": user}, "begin_missed": missed},
+            _site("save", "context-switch", "kernel") | {"target": {"count": 0}, "begin_missed": 0},
+            # What is missed elsewhere explains nothing here.
+            _site("save", "signal", "user") | {"target": {"count": elsewhere}, "begin_missed": 9},
             _site("restore", "exit-to-user", "user") | {"target": {"count": elsewhere}},
         ],
     }
@@ -45,6 +46,7 @@ def test_what_agrees() -> None:
     assert found == {
         "user_saves": {"observer": 12, "profiler": 12, "truth": 12},
         "kernel_saves": {"observer": 0, "profiler": 0, "truth": 0},
+        "saves": {"observer": 12, "profiler": 12, "truth": 12},
         "profiler_missed": 0,
         "agrees": True,
         "differences": [],
@@ -74,6 +76,30 @@ def test_what_does_not(parts: tuple[Mapping[str, Any] | None, ...], says: list[s
     found = agreement(*parts)
     assert found is not None
     assert (found["differences"], found["agrees"]) == (says, not says)
+
+
+def _untold(document: dict[str, Any], count: int) -> dict[str, Any]:
+    """The document of a kernel that saves both states by one routine."""
+    one = _site("save", "context-switch", "unknown")
+    number: dict[str, Any] = {"target": {"count": count}, "harts": [{"target_count": count}]}
+    number["begin_missed"] = 0
+    elsewhere = [site for site in document["sites"] if site["role"] != "context-switch"]
+    return document | {"sites": [one | number, *elsewhere]}
+
+
+def test_sites_that_serve_both_states_are_compared_by_their_sum() -> None:
+    nothing = {"observer": None, "profiler": None, "truth": None}
+    found = agreement(observer(12, 3), _untold(profiler(0), 15), _untold(truth(), 15))
+    assert found is not None and found["agrees"]
+    assert found["user_saves"] == nothing | {"observer": 12}
+    assert found["kernel_saves"] == nothing | {"observer": 3}
+    assert found["saves"] == {"observer": 15, "profiler": 15, "truth": 15}
+    found = agreement(observer(12, 3), _untold(profiler(0), 14), _untold(truth(), 16))
+    assert found is not None
+    assert found["differences"] == [
+        "saves: observer 15, truth 16",
+        "saves: profiler 14, missed 0, truth 16",
+    ]
 
 
 def test_one_instrument_agrees_with_nobody() -> None:

@@ -274,5 +274,6 @@ def test_own_experiments_can_be_planned() -> None:
     for name in own.experiments["experiments"]:
         hashes = [p.hash for p in plans if p.experiment == name]
         assert len(set(hashes)) == len(hashes), name
-    assert {p.cell["model"] for p in plans} == {"banana-tiny", "banana-small", "smollm2"}
+    shapes = {f"qwen-{size}-shape" for size in ("0.5b", "1.5b", "3b")}
+    assert {p.cell["model"] for p in plans} == {"banana-tiny", "smollm2", *shapes}
     assert plan_run(own, Overrides(), FakeBoard()).hash == plans[0].hash

@@ -226,7 +226,7 @@ def test_vocabulary(tmp_path: Path) -> None:
 
 
 def test_shapes_that_are_shipped(tmp_path: Path) -> None:
-    """Both shapes are made from the real word list, and the second costs 3 to 4 times the first."""
+    """All shapes are made from the real word list, and cost what shapes.toml says."""
     shipped = tomllib.loads((ROOM / "shapes.toml").read_text())["shapes"]
     cost = {}
     for name in shipped:
@@ -241,8 +241,31 @@ def test_shapes_that_are_shipped(tmp_path: Path) -> None:
             for tensor in reader.tensors
             if len(tensor.shape) == 2 and tensor.name != "token_embd.weight"
         )
-    assert list(cost) == ["banana-tiny", "banana-small"]
-    assert 3 <= cost["banana-small"] / cost["banana-tiny"] <= 4
+    assert {name: round(weights / 1e6, 1) for name, weights in cost.items()} == {
+        "banana-tiny": 3.5,
+        "banana-small": 12.7,
+        "qwen-0.5b-shape": 7.4,
+        "qwen-1.5b-shape": 39.2,
+        "qwen-3b-shape": 46.7,
+    }
+
+
+REAL = {  # layers, width, feed-forward, heads, kv heads: the config.json of Qwen2.5 models
+    "qwen-0.5b-shape": (24, 896, 4864, 14, 2),
+    "qwen-1.5b-shape": (28, 1536, 8960, 12, 2),
+    "qwen-3b-shape": (36, 2048, 11008, 16, 2),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_shapes_keep_the_ratios_of_real_models_as_far_as_blocks_allow(name: str) -> None:
+    shape = tomllib.loads((ROOM / "shapes.toml").read_text())["shapes"][name]
+    layers, width, ffn, heads, kv_heads = REAL[name]
+    assert shape["layers"] * 4 == layers
+    assert shape["width"] == 256 * round(width * 2 / 7 / 256)
+    assert shape["ffn"] == 256 * round(shape["width"] * ffn / width / 256)
+    assert shape["width"] // shape["heads"] == width // heads
+    assert shape["kv_heads"] == kv_heads
 
 
 # -- what goes wrong
@@ -261,7 +284,7 @@ def refused(result: subprocess.CompletedProcess[str], code: int, *needles: str, 
 
 def test_unknown_shape(tmp_path: Path) -> None:
     result = make(tmp_path / "m.gguf", shape="banana-huge")
-    refused(result, 2, "'banana-huge'", "banana-tiny, banana-small", left=tmp_path)
+    refused(result, 2, "'banana-huge'", "banana-tiny, banana-small, qwen-0.5b", left=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,79 +7,33 @@ Limit: that a counted save is a save is not shown here; the truth plugin counts 
 """
 
 import dataclasses
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from observer_windows import (
+    FUNCTIONS,
+    OUTCOMES,
+    ROUNDS,
+    SAVES,
+    assert_sleeps,
+    document,
+    spin_options,
+    switched,
+    workers,
+)
 
-import schemas
 from board.virtual.boot import boot
 from board.virtual.machine import default_machine
-from kernel.spin_ranges import spin_loops
 from toolchain.recipe import build
 
 MACHINE = default_machine({"memory_mib": 512})
 DEADLINE_S = 1800.0
-ROUNDS = 4
 CHURN_THREADS = 20_000
 SMALL_MAP = 100
 SMALL_PID_MAX = 400
 HOPS = 50
-SAVES = ("discarded_saves", "compute_saves", "spin_saves", "kernel_saves")
-OUTCOMES = ("off", "initial", "clean", *SAVES, "kernel_mode_clean")
-
-FUNCTIONS = """
-begin() { # NAME PROGRAM MODE THREADS ROUNDS MILLISECONDS [OPTION OF THE OBSERVER...]
-	name=$1 program=$2 mode=$3 threads=$4 rounds=$5 ms=$6
-	shift 6
-	echo "window $name"
-	./$program $mode /tmp/go $threads $rounds $ms &
-	target=$!
-	./workload asleep $target $((threads + 1)) || exit 1
-	./vstate_observer --pid $target --out /results/$name.json "$@" >/tmp/said 2>/results/$name.err &
-	observer=$!
-	while read -r line; do
-		echo "$line"
-		[ "$line" = ready ] && break
-	done </tmp/said >/results/$name.said
-	./workload switches $target >/results/$name.before
-}
-go() { busybox head -c $threads /dev/zero >/tmp/go; }
-end() {
-	wait $observer
-	echo $? >/results/$name.code
-	busybox kill -KILL $target
-	wait $target
-}
-close() {
-	./workload asleep $target $((threads + 1)) || exit 1
-	busybox kill -TERM $observer
-	./workload switches $target >/results/$name.after
-	end
-}
-observe() { begin "$@"; go; close; }
-contend() { # the same, with another process on the hart
-	begin "$@"
-	./workload hog &
-	hog=$!
-	go
-	./workload asleep $target $((threads + 1)) || exit 1
-	busybox kill -KILL $hog
-	wait $hog
-	close
-}
-fault() { # NAME COMMAND...
-	name=$1
-	shift
-	echo "fault $name"
-	"$@" >/results/$name.out 2>/results/$name.err
-	echo $? >/results/$name.code
-}
-observer() { ./vstate_observer --out /tmp/out.json "$@"; }
-"""
 
 WINDOWS = f"""
 contend scalar workload scalar 2 0 40
@@ -286,11 +240,6 @@ zombie=$(busybox cat /tmp/zombie)
 """
 
 
-def spin_options(program: Path) -> str:
-    loops = spin_loops(program, ["spin_until"])
-    return " ".join(f"--spin {start:#x}-{end:#x}" for loop in loops for start, end in loop.ranges)
-
-
 def renamed(image: Path, name: bytes, directory: Path) -> Path:
     """Return a BTF file that lacks `name`, all else in its place."""
     content = image.read_bytes()
@@ -339,69 +288,7 @@ busybox sleep 0.2
     return directory
 
 
-def document(seen: Path, name: str, code: int = 0) -> dict[str, Any]:
-    """Return a window's document, checked against its schema and its own sums."""
-    assert (seen / f"{name}.err").read_text() == ""
-    assert (seen / f"{name}.code").read_text() == f"{code}\n"
-    found: dict[str, Any] = json.loads((seen / f"{name}.json").read_text())
-    # Twenty thousand rows take minutes to check: all must look like the first, which are checked.
-    schemas.check({**found, "threads": found["threads"][:100]}, "observer")
-    assert {(*row, *row["runnable"], *row["blocking"]) for row in found["threads"]} == {
-        (*found["threads"][0], *OUTCOMES, *OUTCOMES)
-    }
-    totals = found["totals"]
-    rows = [*found["threads"], found["without_row"]]
-    for why in ("runnable", "blocking"):
-        assert totals[why] == {out: sum(row[why][out] for row in rows) for out in totals[why]}, (
-            "the totals are the rows and what has no row"
-        )
-    assert totals["pending_restores"] == sum(row["pending_restores"] for row in rows)
-    assert totals["switches"] == switched(totals, OUTCOMES)
-    assert totals["user_saves"] == totals["discarded_saves"] + totals["undiscarded_saves"]
-    assert totals["undiscarded_saves"] == totals["compute_saves"] + totals["spin_saves"]
-    for name_ in SAVES:
-        assert totals[name_] == switched(totals, [name_])
-    assert not found["lost_threads"] or code == 4
-    return found
-
-
-def switched(row: Mapping[str, Any], outcomes: Iterable[str], *whys: str) -> int:
-    """Return the switch-outs of a row with these outcomes, for these reasons (default: both)."""
-    return sum(row[why][out] for why in whys or ("runnable", "blocking") for out in outcomes)
-
-
-def workers(seen: Path, name: str, nr: int = 2) -> list[dict[str, Any]]:
-    """Return the rows of a window's threads after comparing them with the kernel's own counts."""
-    found = document(seen, name)
-    before = json.loads((seen / f"{name}.before").read_text())
-    after = json.loads((seen / f"{name}.after").read_text())
-    rows = {row["tid"]: row for row in found["threads"]}
-    assert {str(tid) for tid in rows} == set(after)
-    for tid, row in rows.items():
-        voluntary, forced = (after[str(tid)][i] - before[str(tid)][i] for i in (0, 1))
-        assert switched(row, OUTCOMES, "blocking") == voluntary
-        assert switched(row, OUTCOMES, "runnable") == forced
-        # Whoever was switched out has come back, and needs its registers if it ever had any.
-        user = switched(row, OUTCOMES) - switched(row, ["kernel_saves", "kernel_mode_clean"])
-        assert row["pending_restores"] in (0, user)
-    main = rows.pop(found["target"]["tgid"])
-    assert switched(main, OUTCOMES) == 0
-    assert len(rows) == nr
-    assert found["invalid_reasons"] == []
-    return list(rows.values())
-
-
 pytestmark = pytest.mark.boot
-
-
-def assert_sleeps(row: Mapping[str, Any], times: int) -> None:
-    """Assert that the thread blocked that often and each time was saved once for nothing.
-
-    When it is preempted on its way to sleep the save is done there, and then VS is Initial.
-    """
-    assert switched(row, OUTCOMES, "blocking") == times
-    assert switched(row, ["discarded_saves", "initial"], "blocking") == times
-    assert switched(row, ["discarded_saves"]) == times
 
 
 def test_a_thread_that_never_used_v_is_off(seen: Path) -> None:

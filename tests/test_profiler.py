@@ -2,8 +2,7 @@
 
 Promise: one guest boot provokes every promised refusal for real (tests/guest_profiler.py) and
 counts a workload whose saves are known beforehand, beside the truth plugin.
-Limit: probes that are missed (nmissed) could not be provoked: a riscv64 kprobe handler runs with
-interrupts off and calls nothing that could be probed here.
+Limit: probes that the kernel misses are provoked in test_instruments_disagree.py.
 """
 
 import json

@@ -5,12 +5,15 @@ import io
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import synthetic
 
 from analysis import published
+from analysis.collect import CollectedRun
 from analysis.figures import figures
+from analysis.split import split_table
 from analysis.tables import MeanSd, groups, p_text, percent, tables
 
 CELLS = {
@@ -140,3 +143,38 @@ def test_without_runs_every_figure_says_what_is_missing() -> None:
     made = figures([])
     assert len(made) == 9
     assert all(figure.svg is None and figure.caption.startswith("Not drawn: ") for figure in made)
+
+
+def _counted(seed: int, **changed: Any) -> CollectedRun:
+    """A run with the documents of three instruments, as far as the table of the split reads."""
+    [run] = synthetic.matrix([seed], policies=["baseline"], concurrencies=[4])
+    sums = {"observer": 60, "profiler": 59, "truth": 60}
+    totals = {"switches": 100, "user_saves": 58, "compute_saves": 30, "spin_saves": 8}
+    totals |= {"discarded_saves": 20, "kernel_saves": 2}
+    record = {
+        "observer": {"totals": totals},
+        "truth": {
+            "saves": {"target": {"count": 60, "bytes": 60 * 1024}},
+            "instructions": 1_000_000,
+            "ranges": [{"instructions": 400}, {"instructions": 600}],
+        },
+        "agreement": {"saves": sums, "profiler_missed": 1},
+    }
+    return replace(run, record={**run.record, **record, **changed})
+
+
+def test_the_split_is_shown_run_by_run() -> None:
+    [group] = groups([_counted(1), _counted(2)])
+    made = split_table(group)
+    assert made is not None
+    assert [row[2] for row in made.rows] == ["1", "2"]
+    assert made.rows[0][3:] == (
+        "60", "59", "1", "60", "30", "8", "20", "2", "100", "1024", "0.100 %",
+    )  # fmt: skip
+    [group] = groups([_counted(1, truth=None, agreement=None)])
+    made = split_table(group)
+    assert made is not None
+    assert made.rows[0][3:7] == ("58", None, None, None)
+    assert made.rows[0][-2:] == (None, None)
+    [group] = groups([_counted(1, observer=None)])
+    assert split_table(group) is None

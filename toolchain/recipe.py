@@ -14,6 +14,7 @@ recipe.toml, a table per artifact (`kernel/image` is [image] of kernel/recipe.to
   trees    pinned trees to look into, each at /trees/NAME
   outputs  the files that must be in /out afterwards, no more and no fewer
   minutes  what a build takes on two cores, told beforehand
+  on_demand  true: built where it is named, not by a build of all; its tree is not for ever
 """
 
 import contextlib
@@ -54,6 +55,7 @@ class Recipe:
     sources: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     trees: tuple[str, ...] = ()
+    on_demand: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     def files(self) -> dict[str, Path]:
@@ -100,7 +102,7 @@ def _values(table: Any) -> dict[str, Any]:
     """Return a recipe's table as arguments of Recipe; raises TypeError for a value of no use."""
     if not isinstance(table, dict):
         raise TypeError(f"{table!r} is not a table")
-    kinds = {"script": (str,), "minutes": (int, float), "env": (dict,)}
+    kinds = {"script": (str,), "minutes": (int, float), "env": (dict,), "on_demand": (bool,)}
     for key, value in table.items():
         if not isinstance(value, kinds.get(key, (list,))):
             raise TypeError(f"{key} = {value!r} has the wrong type")

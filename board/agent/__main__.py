@@ -30,6 +30,7 @@ from board.agent.server import Server, running
 from board.agent.vector import vlen_bits_used_by
 
 INVALID = 4
+UNFIT = 3
 EDGES = ("before", "after")
 NOTICE_S = 5.0
 """How long the load may take to notice that its server is gone."""
@@ -48,6 +49,10 @@ EXPECTED_KERNEL_WARNINGS = (
     "sched_ext: ",
     "vstate_profiler: loading out-of-tree module taints kernel.",
 )
+
+
+class _CannotWrite(Exception):
+    """The folder for the results is full or not to be written: there is no run."""
 
 
 def main() -> int:
@@ -289,15 +294,21 @@ def _kernel_warnings(since_us: int) -> list[str]:
 def _write(path: Path, document: Any) -> None:
     """Write a JSON file whole or not at all; NaN and infinity are refused."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(document, allow_nan=False, indent=1, sort_keys=True) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(document, allow_nan=False, indent=1, sort_keys=True) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _CannotWrite(f"{path}: cannot write: {error.strerror}") from error
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m board.agent",
         description="Run one cell against a llama-server started for it; write its results.",
-        epilog="Exit codes: 0 valid run, 4 invalid run (files are written all the same), 2 usage.",
+        epilog="Exit codes: 0 valid run, 4 invalid run (files are written all the same), 2 usage, "
+        "3 the folder for the results cannot be written.",
     )
     parser.add_argument("--cell", type=Path, required=True, help="the cell, a JSON file")
     parser.add_argument("--server", type=Path, required=True, help="llama-server for this machine")
@@ -319,4 +330,8 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except _CannotWrite as error:
+        _say(str(error))
+        sys.exit(UNFIT)

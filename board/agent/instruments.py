@@ -78,10 +78,12 @@ class Instruments:
         finally:
             self._end_observer()
             self._freeze(False)
-            if self._loader:
+            # Each by itself: what cannot be written does not keep the module loaded; and one that
+            # was loaded before is somebody else's.
+            if self._loader and self._profiling:
                 with self._may_fail("profiler"):
-                    if self._profiling:
-                        self._loader.read(self._out / "profiler.json")
+                    self._loader.read(self._out / "profiler.json")
+                with self._may_fail("profiler"):
                     self._loader.unload()
 
     @contextlib.contextmanager

@@ -39,6 +39,26 @@ SYMPTOMS = (
     ("guest-panic", re.compile(r"Kernel panic - not syncing")),
 )
 
+WITH_MODULES = """#!/bin/sh
+for module in /modules/*.ko; do
+	insmod "$module" || exit 1
+done
+exec /payload/main
+"""
+"""/payload/run where the kernel has modules to load: without them there is no results port."""
+
+
+@dataclass(frozen=True)
+class GuestKernel:
+    """A kernel to boot that is not the one built here.
+
+    directory holds the file Image; modules is a cpio archive of /modules/NN-NAME.ko, which the
+    guest loads in the order of their names before anything else.
+    """
+
+    directory: Path
+    modules: Path
+
 
 @dataclass(frozen=True)
 class Boot:
@@ -60,28 +80,36 @@ def boot(
     cancel: threading.Event | None = None,
     extra: Sequence[str] = (),
     binds: Mapping[str, Path] | None = None,
+    kernel: GuestKernel | None = None,
 ) -> Boot:
     """Boot `machine`, run `script` in it and fill `directory`.
 
     payload maps a name below /payload to a host file; script is the text of /payload/run, whose
     results belong below /results.  directory gets console.log, qemu.log and the results' files.
     deadline_s is wall time.  extra are further arguments for QEMU, which sees binds (inside path ->
-    host path, read-only) and writes below /out, which is `directory`.  Raises RunFailed, Cancelled,
-    EnvironmentUnfit.
+    host path, read-only) and writes below /out, which is `directory`.  kernel: instead of the one
+    built here.  Raises RunFailed, Cancelled, EnvironmentUnfit.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    needed = {f"/in/{name}": build(name) for name in ("kernel/image", "board/initramfs")}
+    needed = {
+        "/in/kernel/image": kernel.directory if kernel else build("kernel/image"),
+        "/in/board/initramfs": build("board/initramfs"),
+    }
+    texts = {"run": script}
+    if kernel:
+        needed["/in/modules.cpio"] = kernel.modules
+        texts = {"run": WITH_MODULES, "main": script}
     with _scratch() as scratch:
-        run_file = scratch / "payload" / "run"
-        run_file.parent.mkdir()
-        run_file.write_text(script)
-        run_file.chmod(0o755)
+        (scratch / "payload").mkdir()
+        for name, text in texts.items():
+            (scratch / "payload" / name).write_text(text)
+            (scratch / "payload" / name).chmod(0o755)
         (scratch / "build").mkdir()
         mounts = {
             **needed,
             **(binds or {}),
             "/recipe/boot.sh": ROOM / "boot.sh",
-            "/payload/run": run_file,
+            **{f"/payload/{name}": scratch / "payload" / name for name in texts},
             **{f"/payload/{name}": path for name, path in payload.items()},
         }
         argv = ["sh", "-eu", "/recipe/boot.sh", *machines.deterministic(machine, seed), *extra]

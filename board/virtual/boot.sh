@@ -1,8 +1,10 @@
 #!/bin/sh
 # Append the payload to the guest's root file system and run QEMU: boot.sh QEMU [ARG...].
-# Runs inside the pinned tree; /payload holds the files, /in/board/initramfs the base archive.
+# Runs inside the pinned tree; /payload holds the files, /in/board/initramfs the base archive, and
+# /in/modules.cpio, where it is there, the modules of a kernel that needs some.
 set -eu
 cp /in/board/initramfs/initramfs.cpio /build/initrd
+[ ! -e /in/modules.cpio ] || cat /in/modules.cpio >>/build/initrd
 # A copy, because the files below /payload are the caller's: with his modes, and with times that tell
 # when they were written, which the guest must not learn.
 cp -R /payload /build/payload

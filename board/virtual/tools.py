@@ -2,7 +2,8 @@
 
 Promise: a run with `truth` and one without give the guest the same bytes: the plugin watches from
 outside, and the guest's marks mean nothing without it.
-Limit: addresses are those of the kernel and the llama-server that are built here.
+Limit: addresses are those of the kernel and the llama-server that are built here, unless others are
+named.
 """
 
 import functools
@@ -49,8 +50,22 @@ class Tools:
     binds: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tools: Sequence[str], scratch: Path) -> "Tools":
-        """Return what a run with these tools needs; writes some files below `scratch`."""
+    def of(
+        cls,
+        tools: Sequence[str],
+        scratch: Path,
+        *,
+        spins: Sequence[tuple[int, int]] | None = None,
+        kernel: sites.Kernel | None = None,
+        module: Path | None = None,
+    ) -> "Tools":
+        """Return what a run with these tools needs; writes some files below `scratch`.
+
+        spins: the target's waiting loops (default: llama-server's).  kernel, module: of another
+        kernel than the one built here.
+        """
+        spins = _spins() if spins is None else spins
+        kernel = kernel or _kernel()
         payload: dict[str, Path] = {}
         told: dict[str, object] = {}
         for name in ("scheduler", "bystander"):
@@ -64,12 +79,12 @@ class Tools:
         if "observer" in tools:
             payload["vstate_observer"] = _file("observer")
             told["observer"] = "/payload/vstate_observer"
-            told["spin"] = [f"{start:#x}-{end:#x}" for start, end in _spins()]
+            told["spin"] = [f"{start:#x}-{end:#x}" for start, end in spins]
         if "profiler" in tools:
-            payload["vstate_profiler.ko"] = _file("profiler")
+            payload["vstate_profiler.ko"] = module or _file("profiler")
             payload["load.py"] = LOADER
             payload["sites.json"] = scratch / "sites.json"
-            payload["sites.json"].write_text(json.dumps(sites.document(_kernel()), indent=1) + "\n")
+            payload["sites.json"].write_text(json.dumps(sites.document(kernel), indent=1) + "\n")
             told["profiler"] = {
                 "module": "/payload/vstate_profiler.ko",
                 "sites": "/payload/sites.json",
@@ -81,7 +96,7 @@ class Tools:
             return cls(payload)
         return cls(
             payload,
-            plugin.arguments(_kernel(), sites.find(_kernel()), _spins(), TRUTH),
+            plugin.arguments(kernel, sites.find(kernel), spins, TRUTH),
             plugin.binds(),
         )
 

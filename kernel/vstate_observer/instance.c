@@ -94,7 +94,9 @@ static void describe(struct program *p, int fd)
 		return;
 	p->instructions = info.xlated_prog_len / 8;
 	p->jit_start = start;
-	p->jit_end = start ? start + bytes : 0;
+	/* With the JIT switched off there is a symbol all the same, of no length. */
+	p->jit_start = bytes ? start : 0;
+	p->jit_end = bytes ? start + bytes : 0;
 }
 
 struct instance *instance_load(unsigned int max_threads, struct program programs[NR_PROGRAMS])

@@ -202,7 +202,10 @@ static void say_programs(const struct program *programs)
 	for (int i = 0; i < NR_PROGRAMS; i++) {
 		const struct program *p = &programs[i];
 
-		if (p->attached)
+		if (p->attached && !p->jit_start)
+			printf("%s on %s: %u instructions, interpreted\n", p->name, p->event,
+			       p->instructions);
+		else if (p->attached)
 			printf("%s on %s: %u instructions, JIT 0x%llx-0x%llx\n", p->name, p->event,
 			       p->instructions, (unsigned long long)p->jit_start,
 			       (unsigned long long)p->jit_end);

@@ -22,6 +22,7 @@
 #include <linux/percpu.h>
 #include <linux/pid.h>
 #include <linux/sched.h>
+#include <linux/sched/signal.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/timekeeping.h>
@@ -593,6 +594,15 @@ static int start(void)
 	return 0;
 }
 
+/* Under RCU.  A process that nobody has waited for yet is still there, but it has ended. */
+static bool has_ended(struct pid *pid)
+{
+	struct task_struct *leader = pid_task(pid, PIDTYPE_TGID);
+
+	return !leader || leader->exit_state ||
+	       READ_ONCE(leader->signal->flags) & SIGNAL_GROUP_EXIT;
+}
+
 static int stop(void)
 {
 	if (!active)
@@ -604,7 +614,7 @@ static int stop(void)
 	window.windows++;
 	window.cpus_at_stop = num_online_cpus();
 	rcu_read_lock();
-	window.target_exited = window.target && !pid_task(window.target, PIDTYPE_TGID);
+	window.target_exited = window.target && has_ended(window.target);
 	rcu_read_unlock();
 	for (int i = 0; i < nr_site; i++) {
 		sites[i].begin_missed +=
