@@ -30,8 +30,11 @@ from toolchain.tomlfile import read_toml
 
 INSTRUMENTS = ("observer", "profiler", "truth")
 GUEST = "kernel/plain_guest.py"
-AGENT = ("board/__init__.py", "board/agent/__init__.py", "board/agent/instruments.py")
-DEADLINE_S = 600.0
+AGENT = tuple(
+    f"board/{name}.py"
+    for name in ("__init__", "agent/__init__", "agent/group", "agent/instruments")
+)
+DEADLINE_S = 1800.0
 THREADS = 2
 HEADER = (
     "work", "VLEN", "observer", "profiler + missed", "truth", "compute", "spin", "discarded",

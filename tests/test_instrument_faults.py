@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_agent_faults import CRASH, MACHINE, cell
+from test_agent_faults import CRASH, cell
 from test_agent_faults import Case as AgentCase
 
 import schemas
@@ -19,11 +19,15 @@ from board.agreement import agreement
 from board.execute import _instruments
 from board.models import model
 from board.virtual.boot import boot
+from board.virtual.machine import default_machine
 from board.virtual.tools import Tools
 from toolchain.recipe import build
 
 pytestmark = pytest.mark.boot
 
+# Few harts: nothing is timed here, and each one that is off costs the host time.
+MACHINE = default_machine({"memory_mib": 512, "parked_harts": 0, "harts": 2})
+DEADLINE_S = 3600.0
 ASKED = ("observer", "profiler")
 UNFIT, INVALID = 3, 4
 
@@ -149,7 +153,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         script="\n".join([*lines, "echo '=== end'", "exit 0", ""]),
         directory=directory,
-        deadline_s=900,
+        deadline_s=DEADLINE_S,
     )
     return directory
 

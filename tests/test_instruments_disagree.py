@@ -51,7 +51,7 @@ seed = 1
 load = "least"
 server = "one"
 instruments = ["observer", "profiler", "truth"]
-deadline_s = 600
+deadline_s = 3600
 cost = { cpu_s = 40, disk_mib = 4 }
 [experiments.E0]
 title = "nothing"
@@ -65,7 +65,7 @@ seeds = [1]
 load = "least"
 server = "one"
 instruments = []
-deadline_s = 600
+deadline_s = 3600
 cost = { cpu_s = 40, disk_mib = 4 }
 """
 
