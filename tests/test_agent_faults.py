@@ -199,7 +199,7 @@ def boot_all(directory: Path, machine: Machine = MACHINE) -> None:
         payload=payload,
         script=guest_script(),
         directory=directory,
-        deadline_s=900,
+        deadline_s=3600,
     )
 
 

@@ -46,10 +46,12 @@ poll = 50
 board = "virtual"
 model = "banana-tiny"
 policy = "baseline"
+scope = "all"
 concurrency = 2
 seed = 1
 load = "least"
 server = "one"
+bystanders = 0
 instruments = ["observer", "profiler", "truth"]
 deadline_s = 3600
 cost = { cpu_s = 40, disk_mib = 4 }

@@ -111,8 +111,9 @@ def test_masks_and_cpuset_are_as_they_were_set(runs: Mapping[str, Run]) -> None:
     assert record["valid"]
     for edge in ("opened", "closed"):
         assert record["scheduler"]["kernel"][edge]["cpuset"] == "0-7"
-    harts = [row["harts"] for row in record["platform"]["server"]["threads_after"]]
-    assert sorted(hart for hart in harts if hart.isdigit()) == [str(n) for n in range(8)]
+    # One compute thread each; a thread that a pinned one starts later inherits its mask.
+    harts = {row["harts"] for row in record["platform"]["server"]["threads_after"]}
+    assert {hart for hart in harts if hart.isdigit()} == {str(n) for n in range(8)}
 
 
 def test_the_base_slice_is_set_for_the_window_and_gone_afterwards(runs: Mapping[str, Run]) -> None:
