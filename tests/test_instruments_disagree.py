@@ -119,6 +119,7 @@ def test_a_panic_in_the_window_is_the_reason(
 ) -> None:
     stats = "/sys/kernel/debug/vstate_profiler/stats"
     panic = f"""(until grep -qs '^active 1' {stats}; do busybox usleep 1000; done
+busybox usleep 200000 # the emulator's window opens after the profiler's, and lasts longer than this
 echo c >/proc/sysrq-trigger) &
 """
     monkeypatch.setattr(
