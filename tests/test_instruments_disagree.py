@@ -51,6 +51,8 @@ seed = 1
 load = "least"
 server = "one"
 instruments = ["observer", "profiler", "truth"]
+scope = "partial"
+bystanders = 0
 deadline_s = 3600
 cost = { cpu_s = 40, disk_mib = 4 }
 [experiments.E0]
@@ -130,7 +132,8 @@ echo c >/proc/sysrq-trigger) &
     assert record["truth"]["window"] == "open"
     assert record["truth"]["problems"] == ["the window was never closed"]
     assert record["observer"] is record["profiler"] is record["agreement"] is None
-    assert "Kernel panic" in record["environment"]["failure"]["detail"]
+    [console] = tmp_path.glob("results/runs/*/console.log")
+    assert "Kernel panic - not syncing: sysrq triggered crash" in console.read_text()
 
 
 def test_probes_that_the_kernel_missed_are_accounted_for(tmp_path: Path) -> None:
