@@ -49,9 +49,12 @@ def main(tools: str, mode: str, threads: str, rounds: str, milliseconds: str) ->
     told = json.loads(Path(tools).read_text())
     group = Group(target.pid)
     instruments = Instruments(told, group, target.pid, Path("/results"), reasons, print)
-    with instruments.ready(), instruments.window(), contention(mode):
-        go.write_bytes(b"\0" * int(threads))
+    with instruments.ready(), go.open("r+b", buffering=0) as bytes_in, instruments.window():
+        # Thawed, the threads go back to where they slept; before that a byte would save them it.
         subprocess.run(asleep, check=True)
+        with contention(mode):
+            bytes_in.write(b"\0" * int(threads))
+            subprocess.run(asleep, check=True)
     target.kill()
     target.wait()
     Path("/results/reasons.json").write_text(json.dumps(reasons) + "\n")

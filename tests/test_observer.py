@@ -26,6 +26,7 @@ from observer_windows import (
 
 from board.virtual.boot import boot
 from board.virtual.machine import default_machine
+from board.virtual.tools import Tools
 from toolchain.recipe import build
 
 MACHINE = default_machine({"memory_mib": 512})
@@ -495,25 +496,32 @@ def test_help_documents_the_exit_codes(seen: Path) -> None:
 
 def test_a_machine_without_v_is_refused(tmp_path: Path) -> None:
     cpu = MACHINE.cpu.replace("v=true", "v=false").replace("zvfh=true", "zvfh=false")
-    script = """#!/bin/sh
-cd /payload
-./vstate_observer --pid 1 --out /results/out.json 2>/results/observer.err
-echo $? >/results/observer.code
-./rvv_probe --out /results/out.json 2>/results/probe.err
-echo $? >/results/probe.code
-"""
+    commands = {
+        "observer": "./vstate_observer --pid 1 --out /results/out.json",
+        "probe": "./rvv_probe --out /results/out.json",
+        "profiler": "python3 load.py load --module vstate_profiler.ko --sites sites.json",
+    }
+    lines = [
+        f"{command} 2>/results/{name}.err\necho $? >/results/{name}.code"
+        for name, command in commands.items()
+    ]
+    lines.append("grep -c vstate_profiler /proc/modules >/results/modules")
     boot(
-        dataclasses.replace(MACHINE, cpu=cpu),
+        dataclasses.replace(MACHINE, cpu=cpu, parked_harts=0),
         seed=1,
         payload={
-            "vstate_observer": build("kernel/vstate-observer") / "vstate_observer",
+            **Tools.of(["observer", "profiler"], tmp_path).payload,
             "rvv_probe": build("kernel/rvv-probe") / "rvv_probe",
         },
-        script=script,
+        script="\n".join(["#!/bin/sh", "cd /payload", *lines, "exit 0", ""]),
         directory=tmp_path,
         deadline_s=DEADLINE_S,
     )
-    for name in ("observer", "probe"):
+    says = dict.fromkeys(("observer", "probe"), "no V extension for programs here")
+    says["profiler"] = "insmod refused vstate_profiler.ko: this machine has no vector unit"
+    for name, words in says.items():
         assert (tmp_path / f"{name}.code").read_text() == "3\n"
-        assert "no V extension for programs here" in (tmp_path / f"{name}.err").read_text()
+        assert words in (tmp_path / f"{name}.err").read_text()
+        assert (tmp_path / f"{name}.err").read_text().count("\n") == 1
+    assert (tmp_path / "modules").read_text() == "0\n"
     assert not (tmp_path / "out.json").exists()
