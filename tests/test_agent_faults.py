@@ -66,7 +66,7 @@ echo WARNING >/sys/kernel/debug/provoke-crash/DIRECT) &"""
 def in_window(name: str, commands: str) -> str:
     """Commands for the middle of the window: its first request has begun, there is a second."""
     log = f"/results/{name}/server.log"
-    return f"""(until [ "$(grep -cs 'launch_slot_' {log})" -ge 2 ]; do :; done
+    return f"""(until [ "$(grep -cs 'launch_slot_' {log})" -ge 2 ] 2>/dev/null; do :; done
 {commands}) &"""
 
 
@@ -135,6 +135,7 @@ until grep -q loaded /tmp/said; do busybox sleep 0.05; done
         ["base-slice-not-set"],
         [],
         before=f"""busybox killall scx_vstate
+kill $other
 wait
 {in_window("other-slice", f"echo 3000000 >{SLICE}")}""",
         policy="baseline-long",
