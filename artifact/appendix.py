@@ -5,12 +5,10 @@ so the appendix cannot say something else; the same inputs give the same bytes o
 Limit: that it has no more than two pages is for the test; that it reads well is for a person.
 """
 
-import math
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import typst
 
@@ -96,16 +94,17 @@ def _kick_the_tires() -> str:
 
 def _experiments(claims: Iterable[Claim]) -> str:
     """What each costs: of the virtual board by experiments.toml, elsewhere by claims.toml."""
-    known = Definitions.read().experiments["experiments"]
-    rows = {
-        (name, "virtual"): [
+    definitions = Definitions.read()
+    known = definitions.experiments["experiments"]
+    rows = {}
+    for name, experiment in known.items():
+        cells = [part["cost"] for part in experiment["parts"] for _ in definitions.cells_of(part)]
+        rows[name, "virtual"] = [
             experiment["title"],
             f"`./inv reproduce --experiment {name}`",
-            f"{sum(map(_cost_cpu_s, experiment['parts'])) / 60 / CORES:.0f}",
-            f"{sum(_cells(part) * part['cost']['disk_mib'] for part in experiment['parts'])}",
+            f"{sum(cost['cpu_s'] for cost in cells) / 60 / CORES:.0f}",
+            f"{sum(cost['disk_mib'] for cost in cells)}",
         ]
-        for name, experiment in known.items()
-    }
     for claim in claims:
         title = known[claim.experiment]["title"] if claim.experiment in known else ""
         told = [title, f"`{claim.command}`", f"{claim.minutes:g}", f"{claim.disk_mib:g}"]
@@ -114,15 +113,6 @@ def _experiments(claims: Iterable[Claim]) -> str:
         ["", "what", "on", "command", f"minutes on {CORES} cores", "MiB"],
         [[name, told[0], platform, *told[1:]] for (name, platform), told in sorted(rows.items())],
     )
-
-
-def _cells(part: Mapping[str, Any]) -> int:
-    factors = ("policies", "concurrencies", "seeds", "vlens", "scopes")
-    return math.prod(len(part[factor]) for factor in factors if factor in part)
-
-
-def _cost_cpu_s(part: Mapping[str, Any]) -> float:
-    return float(_cells(part) * part["cost"]["cpu_s"])
 
 
 def _claims(claims: Iterable[Claim]) -> str:

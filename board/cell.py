@@ -168,6 +168,10 @@ class Definitions:
             if "tuning" not in content and (full or not content["full_only"])
         ]
 
+    def cells_of(self, part: Mapping[str, Any]) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
+        """The cells of an experiment's part: what each changes of the machine, and its values."""
+        return itertools.product(_machines(part), _combinations(part, self.policies))
+
 
 def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Plan:
     """The plan of one run.
@@ -225,8 +229,7 @@ def plan_experiments(definitions: Definitions, names: Sequence[str], board: Boar
     return [
         _plan(definitions, part, chosen_values, board, overrides, prepare, name)
         for name, part in parts
-        for overrides in _machines(part)
-        for chosen_values in _combinations(part, definitions.policies)
+        for overrides, chosen_values in definitions.cells_of(part)
     ]
 
 

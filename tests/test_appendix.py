@@ -37,6 +37,20 @@ def test_every_claim_and_experiment_is_in_it(text: str) -> None:
     assert "{{" not in text
 
 
+def test_costs_are_those_of_the_cells_that_are_planned(text: str) -> None:
+    """A scope multiplies only the policies that have one, a variant only its own."""
+    definitions = Definitions.read()
+    experiment = definitions.experiments["experiments"]["E2"]
+    [part] = experiment["parts"]
+    cells = list(definitions.cells_of(part))
+    runs = len(part["concurrencies"]) * len(part["seeds"])
+    scoped = sum(map(definitions.policies.has_scope, part["policies"]))
+    ways = len(part["policies"]) + scoped * (len(part["scopes"]) - 1)
+    assert len(cells) == ways * runs
+    minutes = len(cells) * part["cost"]["cpu_s"] / 60 / appendix.CORES
+    assert f"--experiment E2` | {minutes:.0f} |" in text
+
+
 def test_the_same_bytes_every_time(text: str) -> None:
     first = appendix.pdf(text)
     assert first.startswith(b"%PDF")
