@@ -2,7 +2,7 @@
 
 Promise: archives are written, damaged and checked for real; a small checkout with a bundle beside
 it fetches from a mirror that has nothing.
-Limit: the real bundle has 2 GB; ./inv bundle and a run from it are the documented command.
+Limit: the real bundle has 1.6 GB; making one and a run from it is for the hand (README).
 """
 
 import hashlib
