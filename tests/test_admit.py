@@ -13,7 +13,7 @@ import pytest
 import synthetic
 
 import schemas
-from analysis.admit import DECIDES_A_RUN, admit
+from analysis.admit import DECIDES_A_RUN, _platforms, admit
 from schemas.record import RECORD, run_id
 from toolchain.command import run
 from toolchain.errors import InvalidData, UsageError
@@ -227,6 +227,19 @@ def test_fault_is_named_and_the_rest_is_analysed(
     assert sum(len(refusal.runs) for refusal in named) == lost
     assert len(admitted.runs) == there - lost >= before - 2
     assert len(list((results / "runs").iterdir())) == there  # nothing is removed
+
+
+@pytest.mark.parametrize(("real", "named"), [(False, []), (True, ["mixed-platforms"])])
+def test_memory_tells_real_boards_apart_but_not_the_virtual_one(
+    real: bool, named: list[str]
+) -> None:
+    """On the virtual board Linux finds a page more or less, by the size of the model."""
+    runs = copy.deepcopy(synthetic.matrix([1, 2, 3], concurrencies=[2]))
+    if real:
+        for one in runs:
+            one.record["cell"]["machine"] = None
+    runs[0].record["platform"]["memory_kib"] -= 4
+    assert [refusal.name for refusal in _platforms(runs)] == named
 
 
 def test_missing_seed(results: Path) -> None:
