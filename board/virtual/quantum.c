@@ -19,6 +19,7 @@
  * stopping hart executes once) qmp=PATH (a UNIX socket) timer=PATH (the QOM path of the timer)
  */
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +84,16 @@ static void switch_timer(const char *status)
 	fclose(qmp);
 }
 
+static bool began;
+
+/* The timer cannot be made switched off (filter_buffer_setup() arms it whatever its status is). */
+static void at_first_instruction(unsigned int vcpu, void *unused)
+{
+	if (!began)
+		switch_timer("off");
+	began = true;
+}
+
 static void at_start(unsigned int vcpu, void *unused)
 {
 	if (others++ == 0)
@@ -99,6 +110,9 @@ static void at_translation(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	uint64_t address = qemu_plugin_tb_vaddr(tb);
 
+	if (!began)
+		qemu_plugin_register_vcpu_tb_exec_cb(tb, at_first_instruction,
+						     QEMU_PLUGIN_CB_NO_REGS, NULL);
 	if (address == start_address)
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, at_start, QEMU_PLUGIN_CB_NO_REGS, NULL);
 	else if (address == stop_address)
