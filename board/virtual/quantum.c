@@ -4,11 +4,10 @@
  *
  * The bound is a virtual timer (machine.py).  While one hart is up nobody takes turns with it, and
  * the timer does nothing but make QEMU pass over all other harts hundreds of times in each quantum.
- * So it is off until the kernel starts a second hart and again when it has stopped the last but
- * one.
+ * So it is off until the kernel starts a second hart, and again when the last but one stops.
  *
  * Promise: the switch is made while the guest stands still, at the first instruction of the hart
- * that comes or goes: the same instruction in every run.  No guest is told, and none can tell.
+ * that starts, or near the last of the one that stops: the same instruction in every run.
  * Limit: harts come and go at the addresses given as arguments; a kernel without them gets a turn
  * that is not bounded.
  *
@@ -82,6 +81,7 @@ static void switch_timer(const char *status)
 		 timer_path, status);
 	ask(qmp, line);
 	fclose(qmp);
+	fprintf(stderr, "quantum: timer %s\n", status);
 }
 
 static bool began;
