@@ -304,7 +304,7 @@ class FakeBoard:
 
     def prepare(self, model: str, tools: Sequence[str] = ()) -> dict[str, str]:
         self.prepared.append(model)
-        names = ("initramfs", "llama_server", "agent", "qemu", *tools)
+        names = ("initramfs", "llama_server", "agent", "qemu", "quantum", *tools)
         filler = "a" if model == "smollm2" else "b"
         return {"kernel": self.kernel, "model": filler * 64, **dict.fromkeys(names, "0" * 64)}
 

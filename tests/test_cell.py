@@ -53,7 +53,7 @@ CELL: dict[str, Any] = {
     },
     "instruments": [],
     "inputs": dict.fromkeys(
-        ("kernel", "initramfs", "llama_server", "model", "agent", "qemu"), "0" * 64
+        ("kernel", "initramfs", "llama_server", "model", "agent", "qemu", "quantum"), "0" * 64
     ),
 }
 
@@ -65,8 +65,8 @@ def plan(tmp_path: Path, overrides: Overrides, board: FakeBoard | None = None) -
 def test_identity_is_pinned() -> None:
     schemas.check(CELL, "cell")
     # sha256sum of the canonical spelling, made with another tool: jq -cS and sha256sum.
-    assert cell_hash(CELL) == "0e30408d7c24"
-    assert run_id(CELL, 12) == "0e30408d7c24-12"
+    assert cell_hash(CELL) == "d3f172c36d9f"
+    assert run_id(CELL, 12) == "d3f172c36d9f-12"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ share one guest (tests/guest_faults.py runs there).  Nothing is simulated: panic
 import concurrent.futures
 import dataclasses
 import os
+import re
 import signal
 import threading
 import time
@@ -54,6 +55,13 @@ def test_a_program_runs_and_its_results_come_back(tmp_path: Path) -> None:
     assert done.host_cpu_s > 0
     assert not (tmp_path / "results.tar").exists()
     assert "bananaos: run ended with 7" in (tmp_path / "console.log").read_text()
+
+
+def test_the_quantum_is_bounded_while_more_than_one_hart_is_up(tmp_path: Path) -> None:
+    done = run_script("harts begin && harts end && harts begin", tmp_path)
+    assert done.exit_code == 0
+    log = (tmp_path / "qemu.log").read_text()
+    assert re.findall(r"^quantum: timer (\w+)$", log, re.MULTILINE) == ["off", "on", "off", "on"]
 
 
 PROVOKE = "insmod /payload/lkdtm.ko || exit 9; echo {} >/sys/kernel/debug/provoke-crash/DIRECT"

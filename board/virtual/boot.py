@@ -18,6 +18,7 @@ from pathlib import Path
 
 from board.base import RunFailed
 from board.virtual import machine as machines
+from board.virtual import quantum
 from board.virtual.machine import Machine
 from toolchain.command import CommandFailed
 from toolchain.errors import EnvironmentUnfit
@@ -113,6 +114,9 @@ def boot(
             **{f"/payload/{name}": path for name, path in payload.items()},
         }
         argv = ["sh", "-eu", "/recipe/boot.sh", *machines.deterministic(machine, seed), *extra]
+        if not kernel:
+            mounts |= quantum.binds()
+            argv += quantum.arguments(needed["/in/kernel/image"])
         try:
             done = run_inside(
                 argv,

@@ -44,6 +44,7 @@ def artifacts(model: str) -> dict[str, str]:
         "agent": sha256_file(build("board/agent") / "agent.tar"),
         "model": sha256_file(model_file(model)),
         "qemu": tree_key("build"),
+        "quantum": sha256_file(build("board/quantum") / "quantum.so"),
     }
 
 

@@ -4,11 +4,10 @@
  *
  * The bound is a virtual timer (machine.py).  While one hart is up nobody takes turns with it, and
  * the timer does nothing but make QEMU pass over all other harts hundreds of times in each quantum.
- * So it is off until the kernel starts a second hart and again when it has stopped the last but
- * one.
+ * So it is off until the kernel starts a second hart, and again when the last but one stops.
  *
  * Promise: the switch is made while the guest stands still, at the first instruction of the hart
- * that comes or goes: the same instruction in every run.  No guest is told, and none can tell.
+ * that starts, or near the last of the one that stops: the same instruction in every run.
  * Limit: harts come and go at the addresses given as arguments; a kernel without them gets a turn
  * that is not bounded.
  *
@@ -19,6 +18,7 @@
  * stopping hart executes once) qmp=PATH (a UNIX socket) timer=PATH (the QOM path of the timer)
  */
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,6 +81,17 @@ static void switch_timer(const char *status)
 		 timer_path, status);
 	ask(qmp, line);
 	fclose(qmp);
+	fprintf(stderr, "quantum: timer %s\n", status);
+}
+
+static bool began;
+
+/* The timer cannot be made switched off (filter_buffer_setup() arms it whatever its status is). */
+static void at_first_instruction(unsigned int vcpu, void *unused)
+{
+	if (!began)
+		switch_timer("off");
+	began = true;
 }
 
 static void at_start(unsigned int vcpu, void *unused)
@@ -99,6 +110,9 @@ static void at_translation(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	uint64_t address = qemu_plugin_tb_vaddr(tb);
 
+	if (!began)
+		qemu_plugin_register_vcpu_tb_exec_cb(tb, at_first_instruction,
+						     QEMU_PLUGIN_CB_NO_REGS, NULL);
 	if (address == start_address)
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, at_start, QEMU_PLUGIN_CB_NO_REGS, NULL);
 	else if (address == stop_address)
