@@ -225,18 +225,28 @@ def board(_: Context, action: str, model: str = "banana-tiny") -> None:
     raise Exit(code=shell(model))
 
 
-@task(group="Build", help={"artifact": "such as kernel/image (default: all but those on demand)"})
-def build(_: Context, artifact: str = "") -> None:
-    """Build an artifact (or all) in the pinned tree; prints the folder of each."""
-    from toolchain import recipe
+@task(
+    group="Build",
+    help={
+        "artifact": "such as kernel/image (default: all but those on demand)",
+        "driver": "userns, chroot, docker or nix (default: the first of these that works)",
+    },
+)
+def build(_: Context, artifact: str = "", driver: str = "") -> None:
+    """Build what is missing in the pinned tree, an artifact or all; prints the folder of each.
 
+    Whichever driver builds it, an artifact has the same bytes; what the cache has is not built.
+    """
+    from toolchain import inside, recipe
+
+    inside.use(driver)
     known = recipe.recipes()
     for name in [artifact] if artifact else sorted(n for n in known if not known[n].on_demand):
         print(name, recipe.build(name))
 
 
-@task(group="Build")
-def fetch(_: Context) -> None:
+@task(group="Build", help={"nix": "also put trees and sources into the Nix store, for flake.nix"})
+def fetch(_: Context, nix: bool = False) -> None:
     """Download every locked package, source and model that is not in the cache."""
     from toolchain.rootfs import fetch_tree
     from toolchain.sources import source, sources
@@ -245,6 +255,12 @@ def fetch(_: Context) -> None:
         fetch_tree(tree)
     for name in sources():
         source(name)
+    if nix:
+        from toolchain import nix_driver, recipe
+
+        known = recipe.recipes().values()
+        trees = {"build", *(tree for each in known for tree in each.trees)}
+        nix_driver.fill_store(sorted(trees), sorted({n for each in known for n in each.sources}))
 
 
 @task(

@@ -28,7 +28,7 @@ from toolchain_checkout import (
 )
 
 from toolchain import fetch, lock, mirror
-from toolchain.inside import ENVIRONMENT
+from toolchain.rootfs import ENVIRONMENT
 
 pytestmark = pytest.mark.boot  # needs a package of the real lock
 
@@ -231,7 +231,8 @@ def test_root_without_user_namespaces_falls_back_to_chroot_and_says_so(
 ) -> None:
     done = _run(checkout, *NO_NAMESPACES)
     assert (_built(done) / "out").read_text() == "made\n"
-    assert done.err.count("forbids user namespaces; falling back to chroot, as root") == 1
+    assert done.err.count("forbids user namespaces") == 1
+    assert "falling back to chroot" in done.err
 
 
 def test_an_ordinary_user_without_user_namespaces(checkout: Checkout) -> None:
@@ -257,9 +258,9 @@ def test_root_of_a_container_that_may_not_mount(checkout: Checkout) -> None:
 
 
 def test_a_named_driver_is_taken_and_a_wrong_one_refused(checkout: Checkout) -> None:
-    done = _run(checkout, BANANAOS_DRIVER="docker")
+    done = _run(checkout, BANANAOS_DRIVER="podman")
     assert done.code == 2
-    assert "BANANAOS_DRIVER='docker': expected one of userns, chroot" in done.error
+    assert "BANANAOS_DRIVER='podman': expected one of userns, chroot, docker, nix" in done.error
     done = checkout.run(*BUILD, "kernel/x", prefix=NO_NAMESPACES, env={"BANANAOS_DRIVER": "userns"})
     assert done.code == 3
     assert "BANANAOS_DRIVER=userns: cannot enter" in done.error

@@ -257,6 +257,7 @@ class Checkout:
             "HOME": os.fspath(self.home),
             "BANANAOS_DEBIAN_MIRROR": self.mirror.address,
             "PYTHONDONTWRITEBYTECODE": "1",
+            "DOCKER_HOST": "unix:///nonexistent/docker.sock",  # not the machine's by chance
         }
         return {name: value for name, value in {**environment, **changes}.items() if value}
 

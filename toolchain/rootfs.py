@@ -36,8 +36,10 @@ from toolchain.tomlfile import read_toml
 FIXUPS = REPO / "toolchain" / "fixups.toml"
 FORMAT = "1"
 """Raised when this file unpacks differently from before: it is part of the tree's key."""
-SOURCE_DATE_EPOCH = 1767225600
-"""2026-01-01T00:00:00Z: the date of everything that insists on having one."""
+ENVIRONMENT: dict[str, str] = read_toml(REPO / "toolchain" / "environment.toml")
+"""Of every program in a tree."""
+SOURCE_DATE_EPOCH = int(ENVIRONMENT["SOURCE_DATE_EPOCH"])
+"""The date of everything that insists on having one."""
 COPY_BYTES = 1 << 20
 _unchanged: set[Path] = set()  # trees this process has held against their census
 
