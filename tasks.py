@@ -212,6 +212,45 @@ def analyze(
 
 
 @task(
+    group="Check",
+    help={
+        "driver": "userns, chroot, docker or nix; may be repeated (default: what works here)",
+        "full": "also rebuild kernel and llama-server, half an hour and more; resumes",
+        "artifact": "only this one, such as kernel/vstate-profiler; may be repeated",
+        "json": "also write the rows to this file (schemas/verify.schema.json)",
+        "accept": "make the ordinary builds the expected ones; prints what changed and why",
+        "rebuild": "with --accept: only if a rebuild gives the same",
+    },
+    iterable=["driver", "artifact"],
+)
+def verify(
+    _: Context,
+    driver: list[str] | None = None,
+    full: bool = False,
+    artifact: list[str] | None = None,
+    json: str = "",
+    accept: bool = False,
+    rebuild: bool = False,
+) -> None:
+    """Rebuild under hostile conditions and compare each byte with artifact/expected/binaries.json.
+
+    Exit codes: 0 all as expected, 1 a file differs, 2 usage, 3 environment unfit, 4 invalid data.
+    """
+    from artifact import verify as room
+
+    if accept:
+        if artifact or json:
+            raise UsageError("--accept takes all: it goes with --rebuild, --driver and --full only")
+        room.accept(rebuild=rebuild, drivers=driver or [], full=full)
+        return
+    if rebuild:
+        raise UsageError("--rebuild goes with --accept only: verify always rebuilds")
+    room.verify(
+        driver or [], full=full, json_file=Path(json) if json else None, only=artifact or []
+    )
+
+
+@task(
     group="Board",
     positional=["action"],
     help={"action": "shell: boot with this terminal as console", "model": "model in /payload"},

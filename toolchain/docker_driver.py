@@ -67,10 +67,10 @@ class Job:
     """Writable directories that nobody wants back."""
 
 
-def config() -> Config:
-    """Return what the image of the build tree says of itself; docker/Dockerfile says the same."""
+def config(tree: str = "build") -> Config:
+    """Return what a tree's image says of itself; docker/Dockerfile says the same of `build`."""
     return Config(
-        ("/bin/sh",), ENVIRONMENT, "/build", {"org.opencontainers.image.title": "bananaos-build"}
+        ("/bin/sh",), ENVIRONMENT, "/build", {"org.opencontainers.image.title": f"bananaos-{tree}"}
     )
 
 
@@ -98,11 +98,11 @@ def refusal() -> str | None:
 def image_digests(tree: str = "build") -> Image:
     """Return name and digests of the tree's image; read once from the whole tree, then kept."""
     tag = f"bananaos-{tree}:{tree_key(tree)[:16]}"
-    inputs = {"image": tag, "tree": tree_key(tree), "config": dataclasses.asdict(config())}
+    inputs = {"image": tag, "tree": tree_key(tree), "config": dataclasses.asdict(config(tree))}
 
     def make(out: Path) -> None:
         say(f"docker: computing the digests of {tag} (about a minute)")
-        image = write(Digest(), tag, rootfs(tree), None, config())
+        image = write(Digest(), tag, rootfs(tree), None, config(tree))
         (out / "image.json").write_text(json.dumps(dataclasses.asdict(image), indent=1) + "\n")
 
     text = (cache.entry(f"image-{tree}", inputs, make) / "image.json").read_text()
@@ -132,6 +132,13 @@ def have_image() -> str:
                     f"expected {wanted.layers_sha256}"
                 )
     return wanted.name
+
+
+def engine_digests(name: str) -> tuple[tuple[str, ...], str]:
+    """Return layers and Id of an image as the engine computed them, in hex; see image.Image."""
+    with _client() as client:
+        identity = str(client.images.get(name).id)
+        return _layers(client, name) or (), identity.removeprefix("sha256:")
 
 
 def command(job: Job, file: Path) -> list[str]:

@@ -119,11 +119,15 @@ def build(artifact: str) -> Path:
         raise UsageError(f"artifact {artifact!r} is unknown; there are {', '.join(sorted(known))}")
     recipe = known[artifact]
     needed = {need: build(need) for need in recipe.needs}
-    return cache.entry(artifact, _inputs(recipe, needed), lambda out: _run(recipe, needed, out))
+    decided = inputs(recipe, {need: cache.manifest(path) for need, path in needed.items()})
+    return cache.entry(artifact, decided, lambda out: _run(recipe, needed, out))
 
 
-def _inputs(recipe: Recipe, needed: Mapping[str, Path]) -> dict[str, Any]:
-    """Everything that decides the artifact's bytes, as a JSON document."""
+def inputs(recipe: Recipe, needed: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Return everything that decides the artifact's bytes, as a JSON document.
+
+    needed: artifact -> file -> sha256 of each artifact it needs.
+    """
     known = sources()
     return {
         "artifact": recipe.artifact,
@@ -131,7 +135,7 @@ def _inputs(recipe: Recipe, needed: Mapping[str, Path]) -> dict[str, Any]:
         "files": {name: sha256_file(path) for name, path in recipe.files().items()},
         "env": dict(recipe.env),
         "sources": {name: known[name].sha256 for name in recipe.sources},
-        "needs": {name: cache.manifest(path) for name, path in needed.items()},
+        "needs": {name: dict(needed[name]) for name in recipe.needs},
         "trees": {name: tree_key(name) for name in recipe.trees},
         "outputs": list(recipe.outputs),
     }
