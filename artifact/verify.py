@@ -6,7 +6,8 @@ files of the checkout, somewhere else, as somebody else, with another number of 
 year ahead; a tree is unpacked anew.  Only `accept` changes binaries.json, and says what and why.
 Limit: what a rebuilt artifact needs is the ordinary build, held against binaries.json like the
 rest; kernel and llama-server are rebuilt with `full` only.  Where the inputs are others than those
-accepted, nothing is expected: then the ordinary build is what a rebuild is held against.
+accepted, nothing is expected: a rebuild is held against the ordinary build, and verify fails all
+the same, naming the inputs, since they are not what binaries.json is about.
 """
 
 import contextlib
@@ -27,9 +28,9 @@ from toolchain import cache, docker_driver, inside, recipe
 from toolchain.command import run
 from toolchain.errors import ArtifactError, Differs, EnvironmentUnfit, UsageError
 from toolchain.image import Digest, tree_entries, write, write_layer
-from toolchain.paths import cache_dir
+from toolchain.paths import REPO, cache_dir
 from toolchain.recipe import Setting
-from toolchain.rootfs import rootfs, tree_inputs, unpack
+from toolchain.rootfs import ENVIRONMENT, rootfs, tree_inputs, unpack
 from toolchain.say import say
 
 CHEAP_MINUTES = 1.0
@@ -38,6 +39,9 @@ HOST = "host"
 VERDICTS = MATCH, DIFFER, NOT_BUILT, SKIPPED = "MATCH", "DIFFER", "NOT-BUILT", "SKIPPED"
 PLACE_CHARACTERS = 150
 CLOCK = "usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+OTHER_CPU = "/other-cpu"
+WRAPPER = REPO / "toolchain" / "other_cpu.sh"
+COMPILERS = ("cc", "gcc", "c++", "g++", "x86_64-linux-gnu-gcc", "x86_64-linux-gnu-g++")
 DIFFOSCOPE_S = 120.0
 
 
@@ -67,12 +71,17 @@ def hostile() -> tuple[Setting, dict[str, str]]:
             "LC_ALL": "C",
             "TZ": "XST+11:30",
             "TMPDIR": "/var/tmp",
+            "PATH": f"{OTHER_CPU}:{ENVIRONMENT['PATH']}",
             "LD_PRELOAD": "/clock.so",
             "FAKETIME": "+366d",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
         },
-        binds={"/clock.so": rootfs("clock") / CLOCK},
+        binds={
+            "/clock.so": rootfs("hostile") / CLOCK,
+            f"{OTHER_CPU}/qemu-x86_64": rootfs("hostile") / "usr/bin/qemu-x86_64",
+            **{f"{OTHER_CPU}/{name}": WRAPPER for name in COMPILERS},
+        },
         jobs=jobs,
     )
     words = {
@@ -82,7 +91,8 @@ def hostile() -> tuple[Setting, dict[str, str]]:
         "locale": "C (the tree has no other than C.UTF-8)",
         "timezone": setting.env["TZ"],
         "jobs": str(jobs),
-        "clock": "a year ahead for dynamically linked programs (libfaketime)",
+        "clock": "a year ahead for dynamic programs (libfaketime); files keep their times",
+        "cpu": "for the host's compilers that of 2008 (qemu-user), so that 'native' means another",
     }
     return setting, words
 
@@ -131,7 +141,7 @@ def verify(
     if json_file is not None:
         document = {"schema_version": "1", "variation": words, "rows": [asdict(r) for r in rows]}
         schemas.write(json_file, document, "verify")
-    _conclude(rows)
+    _conclude(rows, _all_other_inputs(only, expected))
     return rows
 
 
@@ -252,6 +262,16 @@ def _other_inputs(artifact: str, expected: Mapping[str, Any]) -> list[str]:
     if known is None:
         return [f"{artifact} is new"]
     return binaries.changes(known["inputs"], binaries.inputs(artifact, binaries.needed(artifact)))
+
+
+def _all_other_inputs(only: Sequence[str], expected: Mapping[str, Any]) -> list[str]:
+    """Return every input that is not the accepted one, of trees and chosen artifacts."""
+    others = []
+    for tree in binaries.trees():
+        known = expected["trees"].get(tree, {"inputs": {}})
+        others += binaries.changes(known["inputs"], tree_inputs(tree))
+    # A changed tree is in each artifact's inputs, too, but says less there.
+    return others or [o for name in _chosen(only) for o in _other_inputs(name, expected)]
 
 
 def _kept(artifact: str, driver: str, expected: Mapping[str, Any]) -> list[Row]:
@@ -390,12 +410,17 @@ def _show(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def _conclude(rows: Sequence[Row]) -> None:
+def _conclude(rows: Sequence[Row], others: Sequence[str]) -> None:
     counts = {word: sum(row.verdict == word for row in rows) for word in VERDICTS}
     print(", ".join(f"{count} {word}" for word, count in counts.items() if count))
     differing = sorted({row.artifact for row in rows if row.verdict == DIFFER})
     if differing:
         raise Differs(f"{', '.join(differing)}: not the expected bytes")
+    if others:
+        raise Differs(
+            f"other inputs than those of {EXPECTED.name}: {', '.join(sorted(set(others)))}; "
+            "if that is meant: ./inv verify --accept"
+        )
     # What is only kept has a digest.
     failed = {row.artifact for row in rows if row.verdict == NOT_BUILT and not row.found_sha256}
     if failed:
