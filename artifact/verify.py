@@ -30,7 +30,7 @@ from toolchain.errors import ArtifactError, Differs, EnvironmentUnfit, UsageErro
 from toolchain.image import Digest, tree_entries, write, write_layer
 from toolchain.paths import REPO, cache_dir
 from toolchain.recipe import Setting
-from toolchain.rootfs import ENVIRONMENT, rootfs, tree_inputs, unpack
+from toolchain.rootfs import ENVIRONMENT, fetch_tree, rootfs, tree_inputs, unpack
 from toolchain.say import say
 
 CHEAP_MINUTES = 1.0
@@ -39,6 +39,7 @@ HOST = "host"
 VERDICTS = MATCH, DIFFER, NOT_BUILT, SKIPPED = "MATCH", "DIFFER", "NOT-BUILT", "SKIPPED"
 PLACE_CHARACTERS = 150
 CLOCK = "usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+ACCEPT = "./inv verify --accept"
 OTHER_CPU = "/other-cpu"
 WRAPPER = REPO / "toolchain" / "other_cpu.sh"
 COMPILERS = ("cc", "gcc", "c++", "g++", "x86_64-linux-gnu-gcc", "x86_64-linux-gnu-g++")
@@ -103,11 +104,13 @@ def verify(
     full: bool = False,
     json_file: Path | None = None,
     only: Sequence[str] = (),
+    accepting: bool = False,
 ) -> list[Row]:
     """Rebuild, compare, print a line for each file; return the rows.
 
-    drivers: names (default: the machine's own).  only: artifacts (default: all).  Raises Differs
-    when a file differs, UsageError for an unknown name.
+    drivers: names (default: the machine's own).  only: artifacts (default: all).  accepting: other
+    inputs than the accepted ones are what this is about.  Raises Differs when a file or an input
+    differs, EnvironmentUnfit when one could not be rebuilt, UsageError for an unknown name.
     """
     names = _named(drivers, only)
     setting, words = hostile()
@@ -141,7 +144,7 @@ def verify(
     if json_file is not None:
         document = {"schema_version": "1", "variation": words, "rows": [asdict(r) for r in rows]}
         schemas.write(json_file, document, "verify")
-    _conclude(rows, _all_other_inputs(only, expected))
+    _conclude(rows, [] if accepting else _all_other_inputs(only, expected))
     return rows
 
 
@@ -160,7 +163,7 @@ def accept(*, rebuild: bool, drivers: Sequence[str] = (), full: bool = False) ->
             "reproducible; nothing was accepted (./inv verify shows where)"
         )
     if rebuild:
-        verify(drivers, full=full)
+        verify(drivers, full=full, accepting=True)
     schemas.write(EXPECTED, new, "binaries")
     for line in lines or ["nothing changed"]:
         print(line)
@@ -253,7 +256,7 @@ def _compare(artifact: str, driver: str, out: Path, expected: Mapping[str, Any])
 
 
 def _not_accepted(other: Sequence[str]) -> str:
-    return f"rebuilt alike, but not accepted yet: {', '.join(other)}; ./inv verify --accept"
+    return f"rebuilt alike, but not accepted yet: {', '.join(other)}; {ACCEPT}"
 
 
 def _other_inputs(artifact: str, expected: Mapping[str, Any]) -> list[str]:
@@ -327,6 +330,7 @@ def _tree(tree: str, expected: Mapping[str, Any]) -> list[Row]:
     say(f"verify: {name} (unpacked anew)")
     place = _elsewhere() / tree
     try:
+        fetch_tree(tree)
         unpack(tree, place)
         image = write(Digest(), f"bananaos-{tree}:verify", place, None, docker_driver.config(tree))
         found = {"layer.tar": image.layers_sha256[0], "config.json": image.config_sha256}
@@ -419,7 +423,7 @@ def _conclude(rows: Sequence[Row], others: Sequence[str]) -> None:
     if others:
         raise Differs(
             f"other inputs than those of {EXPECTED.name}: {', '.join(sorted(set(others)))}; "
-            "if that is meant: ./inv verify --accept"
+            f"if that is meant: {ACCEPT}"
         )
     # What is only kept has a digest.
     failed = {row.artifact for row in rows if row.verdict == NOT_BUILT and not row.found_sha256}

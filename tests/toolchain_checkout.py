@@ -369,6 +369,13 @@ def make_checkout(root: Path, home: Path, mirror: Mirror) -> Checkout:
     return checkout
 
 
+def add_rooms(checkout: Checkout) -> None:
+    """Copy what `./inv verify` needs beside the toolchain; recipes stay those of the checkout."""
+    ignored = shutil.ignore_patterns("__pycache__", "recipe.toml")
+    for room in ("schemas", "artifact", *ROOMS):
+        shutil.copytree(REPO / room, checkout.root / room, ignore=ignored, dirs_exist_ok=True)
+
+
 def eventually(condition: Callable[[], object], running: Running) -> None:
     """Wait until `condition` holds; it must come while `running` runs."""
     deadline = time.monotonic() + PATIENCE_S

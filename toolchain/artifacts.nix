@@ -140,7 +140,7 @@ let
         map (name: line (file "/${room}/${name}") (inside name)) files
         ++ map (name: line (source name) "/src/${name}") (recipe.sources or [ ])
         ++ map (name: line artifacts.${name} "/in/${name}") (recipe.needs or [ ])
-        ++ attrValues (mapAttrs (to: from: line from to) (setting.binds or { }))
+        ++ attrValues (mapAttrs (to: from: line (builtins.storePath from) to) (setting.binds or { }))
       );
       archives = concatStringsSep "" (
         map (name: "${archives.${name}} ${name}\n") (recipe.trees or [ ])
