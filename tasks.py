@@ -295,11 +295,9 @@ def fetch(_: Context, nix: bool = False) -> None:
     for name in sources():
         source(name)
     if nix:
-        from toolchain import nix_driver, recipe
+        from toolchain import nix_driver
 
-        known = recipe.recipes().values()
-        trees = {"build", *(tree for each in known for tree in each.trees)}
-        nix_driver.fill_store(sorted(trees), sorted({n for each in known for n in each.sources}))
+        nix_driver.fill_store_for_flake()
 
 
 @task(

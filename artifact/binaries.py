@@ -2,7 +2,7 @@
 
 Promise: every output of every recipe, every model and every pinned tree is in it with its sha256
 and with each input that decided it, so that a difference can be told from a change of inputs.
-Limit: it says nothing of test results (runs.json, verdicts.json).
+Limit: it says nothing of test results (runs.json, verdicts.json), nor of what is built on demand.
 """
 
 import hashlib
@@ -53,14 +53,14 @@ def artifacts() -> list[str]:
         if name not in order:
             order.append(name)
 
-    for name in sorted(known):
+    for name in sorted(name for name in known if not known[name].on_demand):
         add(name)
     return [*order, *(f"{MODEL}/{name}" for name in Definitions.read().models)]
 
 
 def trees() -> list[str]:
     """Return the pinned trees that builds see."""
-    known = recipe.recipes().values()
+    known = [each for each in recipe.recipes().values() if not each.on_demand]
     return sorted({"build", *(tree for each in known for tree in each.trees)})
 
 

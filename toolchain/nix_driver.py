@@ -87,6 +87,15 @@ def fill_store(trees: Iterable[str], names: Iterable[str]) -> None:
                     _add(place)
 
 
+def fill_store_for_flake() -> None:
+    """Put into the store all that flake.nix asks for by its hash."""
+    from toolchain.recipe import recipes
+
+    built = [each for each in recipes().values() if not each.on_demand]
+    trees = {"build", *(tree for each in built for tree in each.trees)}
+    fill_store(sorted(trees), sorted({name for each in built for name in each.sources}))
+
+
 def _have_busybox() -> None:
     if _is_there(BUSYBOX, busybox_digest(), "--recursive"):
         return
