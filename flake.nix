@@ -33,6 +33,8 @@
         inherit board-artifacts;
         default = board-artifacts;
       };
+      # Each by its full name: nix build '.#"kernel/truth"'.
+      legacyPackages.x86_64-linux = builtins.removeAttrs artifacts [ "collect" ];
       # What is cheap: `nix flake check` builds these.
       checks.x86_64-linux = {
         rvv-probe = artifacts."kernel/rvv-probe";

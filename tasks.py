@@ -284,6 +284,18 @@ def build(_: Context, artifact: str = "", driver: str = "") -> None:
         print(name, recipe.build(name))
 
 
+@task(
+    group="Build",
+    positional=["out"],
+    help={"out": "the archive to write", "tree": "a tree of packages.toml (default: build)"},
+)
+def image(_: Context, out: str, tree: str = "build") -> None:
+    """Write a pinned tree as a container image, for `docker load`; prints its digests."""
+    from toolchain import docker_driver
+
+    docker_driver.write_image(tree, Path(out))
+
+
 @task(group="Build", help={"nix": "also put trees and sources into the Nix store, for flake.nix"})
 def fetch(_: Context, nix: bool = False) -> None:
     """Download every locked package, source and model that is not in the cache."""

@@ -140,7 +140,7 @@ def verify(
             for tree in binaries.trees():
                 rows += _show(_tree(tree, expected))
             if "docker" in names and inside.refusal("docker") is None:
-                rows += _show(_engine_image(expected))
+                rows += _show(engine_image(expected))
     if json_file is not None:
         document = {"schema_version": "1", "variation": words, "rows": [asdict(r) for r in rows]}
         schemas.write(json_file, document, "verify")
@@ -353,7 +353,7 @@ def _tree(tree: str, expected: Mapping[str, Any]) -> list[Row]:
         cache.remove_tree(place)
 
 
-def _engine_image(expected: Mapping[str, Any]) -> list[Row]:
+def engine_image(expected: Mapping[str, Any]) -> list[Row]:
     """What the Docker engine itself computed when it loaded the build tree's image."""
     known = expected["trees"]["build"]
     layers, identity = docker_driver.engine_digests(docker_driver.have_image())

@@ -8,66 +8,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from toolchain_checkout import (
     Checkout,
     Ended,
-    Mirror,
-    deb,
     eventually,
-    make_checkout,
     names,
     processes_with,
-    special,
 )
 
-from toolchain import fetch, lock, mirror
 from toolchain.rootfs import ENVIRONMENT
 
 pytestmark = pytest.mark.boot  # needs a package of the real lock
 
 BUILD = ("build", "--artifact")
-APPLETS = (
-    *("sh", "env", "cat", "ls", "sleep", "touch", "id", "stat", "mkdir", "dd", "ip", "hostname"),
-    *("nc", "sort", "seq", "ln", "pwd", "grep", "sync", "true", "chmod", "mknod", "cp", "rm"),
-)
-
-
-@pytest.fixture(scope="session")
-def busybox(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The real busybox-static package, from the cache or from the machine's mirror."""
-    (package,) = (p for p in lock.read_lock() if (p.tree, p.name) == ("build", "busybox-static"))
-    path = fetch.downloads_dir() / package.sha256
-    if not path.is_file():
-        directory = tmp_path_factory.mktemp("downloads")
-        path = directory / package.sha256
-        wanted = fetch.Wanted("busybox", package.pool_path, package.size_bytes, package.sha256)
-        fetch.fetch([wanted], mirror.find_mirrors, directory)
-    return path.read_bytes()
-
-
-@pytest.fixture
-def checkout(busybox: bytes) -> Iterator[Checkout]:
-    """A checkout that every user may read, with a tree that can run shell scripts."""
-    place = Path(tempfile.mkdtemp(prefix="toolchain-test-"))
-    place.chmod(0o755)
-    served = Mirror()
-    try:
-        made = make_checkout(place / "checkout", place / "home", served)
-        made.add_package("busybox", busybox)
-        links = [special(f"./usr/bin/{name}", tarfile.SYMTYPE, "busybox") for name in APPLETS]
-        made.add_package("applets", deb(links))
-        yield made
-    finally:
-        served.stop()
-        subprocess.run(["chmod", "-R", "u+rwX", place], check=False)
-        shutil.rmtree(place)
 
 
 def _built(done: Ended) -> Path:

@@ -288,8 +288,8 @@ class Checkout:
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *verb: str) -> "Running":
-        return Running(self.command(*verb), self)
+    def start(self, *verb: str, env: Mapping[str, str] | None = None) -> "Running":
+        return Running(self.command(*verb), self, env)
 
 
 @dataclass(frozen=True)
@@ -299,6 +299,12 @@ class Ended:
     code: int
     out: str
     err: str
+
+    @property
+    def built(self) -> Path:
+        """The folder that `build`, which must have ended well, printed last."""
+        assert self.code == 0, self.err
+        return Path(self.out.splitlines()[-1].partition(" ")[2])
 
     @property
     def error(self) -> str:
@@ -312,11 +318,13 @@ class Ended:
 class Running:
     """A command that runs, in a process group of its own as a terminal would start it."""
 
-    def __init__(self, argv: Sequence[str], checkout: Checkout) -> None:
+    def __init__(
+        self, argv: Sequence[str], checkout: Checkout, env: Mapping[str, str] | None = None
+    ) -> None:
         self._errors = io.StringIO()
         self.process = subprocess.Popen(
             argv,
-            env=checkout.environment(),
+            env=checkout.environment(**(env or {})),
             cwd=checkout.root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -30,20 +30,22 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar, cast
 
-import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 
+import docker
 from toolchain import cache
-from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData
+from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError
 from toolchain.image import COPY_BYTES, Config, Digest, Image, tree_entries, write, write_layer
-from toolchain.paths import REPO
+from toolchain.lock import read_lock
+from toolchain.paths import REPO, cache_dir
 from toolchain.rootfs import ENVIRONMENT, SOURCE_DATE_EPOCH, rootfs, tree_key
 from toolchain.say import say
 
 OLDEST_API = (1, 41)
 """Of Docker 20.10."""
 LABEL = "bananaos"
+"""Of every container; its value is the caller's cache."""
 PATIENCE_S = 900  # for one answer of the engine: it may be unpacking an image on a slow disk
 REFUSED = 125
 """Exit code when the engine, not the program, failed (that of `docker run`)."""
@@ -97,7 +99,7 @@ def refusal() -> str | None:
 
 def image_digests(tree: str = "build") -> Image:
     """Return name and digests of the tree's image; read once from the whole tree, then kept."""
-    tag = f"bananaos-{tree}:{tree_key(tree)[:16]}"
+    tag = _tag(tree)
     inputs = {"image": tag, "tree": tree_key(tree), "config": dataclasses.asdict(config(tree))}
 
     def make(out: Path) -> None:
@@ -108,6 +110,33 @@ def image_digests(tree: str = "build") -> Image:
     text = (cache.entry(f"image-{tree}", inputs, make) / "image.json").read_text()
     document = json.loads(text)
     return Image(document["name"], document["config_sha256"], tuple(document["layers_sha256"]))
+
+
+def write_image(tree: str, path: Path) -> None:
+    """Write the tree's image to `path` and print its digests.
+
+    Raises UsageError for a tree that is none, EnvironmentUnfit for a path that cannot be written.
+    """
+    trees = list(dict.fromkeys(package.tree for package in read_lock()))
+    if tree not in trees:
+        raise UsageError(f"--tree {tree}: expected one of {', '.join(trees)}")
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb") as out:
+            image = write(out, _tag(tree), rootfs(tree), None, config(tree))
+        temporary.replace(path)
+    except OSError as exc:
+        raise EnvironmentUnfit(f"{path}: cannot write: {exc.strerror or exc}") from exc
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    print(f"image  {image.name}")
+    print(f"config sha256:{image.config_sha256}")
+    print(f"layer  sha256:{image.layers_sha256[0]}")
+
+
+def _tag(tree: str) -> str:
+    return f"bananaos-{tree}:{tree_key(tree)[:16]}"
 
 
 def have_image() -> str:
@@ -192,7 +221,7 @@ def _run(job: Job) -> int:
                 user="0:0",
                 working_dir="/",
                 tmpfs=dict.fromkeys(TEMPORARY, "exec,mode=755"),
-                labels={LABEL: ""},
+                labels={LABEL: os.fspath(cache_dir())},
                 log_config=docker.types.LogConfig(type="none"),
             )
             stack.enter_context(_removed(container))
