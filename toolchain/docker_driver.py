@@ -52,6 +52,8 @@ REFUSED = 125
 TEMPORARY = ("/tmp", "/run", "/var/tmp")
 # As enter.sh does; HOSTNAME is the engine's addition.
 ENTER = 'umask 022; cd "$1" || exit; shift; unset HOSTNAME _ SHLVL OLDPWD; exec "$@"'
+MERGED = f"{ENTER} 2>&1"
+"""Two streams may overtake each other on their way; what goes into one log must be one."""
 Result = TypeVar("Result")
 
 
@@ -67,6 +69,7 @@ class Job:
     writable: Mapping[str, str]
     scratch: list[str]
     """Writable directories that nobody wants back."""
+    one_stream: bool
 
 
 def config(tree: str = "build") -> Config:
@@ -211,10 +214,18 @@ def _stoppable() -> Iterator[None]:
 def _run(job: Job) -> int:
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(_client())
+        enter = MERGED if job.one_stream else ENTER
         try:
             container = client.containers.create(
                 job.image,
-                ["/bin/sh", "-c", ENTER, "sh", job.directory, *job.argv],
+                [
+                    "/bin/sh",
+                    "-c",
+                    MERGED if job.one_stream else ENTER,
+                    "sh",
+                    job.directory,
+                    *job.argv,
+                ],
                 environment=dict(job.env),
                 hostname="bananaos",
                 network_mode="none",
@@ -295,6 +306,10 @@ def _bring(container: Container, inside: str, host: Path) -> None:
                 _place(archive, member, host)
     except OSError as exc:
         raise EnvironmentUnfit(f"{host}: cannot write: {exc.strerror or exc}") from exc
+    finally:
+        # The engine keeps the container busy, so that it cannot be removed, until all is read.
+        for _ in blocks:
+            pass
 
 
 def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, host: Path) -> None:
@@ -379,7 +394,9 @@ def _layers(client: docker.DockerClient, name: str) -> tuple[str, ...] | None:
         attributes: dict[str, Any] = client.images.get(name).attrs
     except ImageNotFound:
         return None
-    return tuple(layer.removeprefix("sha256:") for layer in attributes["RootFS"]["Layers"])
+    return tuple(
+        layer.removeprefix("sha256:") for layer in attributes["RootFS"].get("Layers") or ()
+    )
 
 
 def _engine(exc: DockerException, what: str) -> EnvironmentUnfit:

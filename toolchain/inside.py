@@ -59,7 +59,7 @@ def run_inside(
     with _scratch() as place:
         if driver() == "docker":
             words, own = _through_docker(
-                argv, binds, writable, scratch, directory, environment, place
+                argv, binds, writable, scratch, directory, environment, place, log is not None
             )
         else:
             words = entering(argv, binds, writable, place / "mounts", directory)
@@ -83,6 +83,7 @@ def _through_docker(
     directory: str,
     environment: Mapping[str, str],
     place: Path,
+    one_stream: bool,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the host command and its environment; the program's is part of the job."""
     from toolchain import docker_driver  # importing the SDK takes a third of a second
@@ -95,6 +96,7 @@ def _through_docker(
         binds={inside: os.fspath(host.absolute()) for inside, host in binds.items()},
         writable={inside: os.fspath(host.absolute()) for inside, host in writable.items()},
         scratch=list(scratch),
+        one_stream=one_stream,
     )
     return docker_driver.command(job, place / "job.json"), dict(os.environ)
 
