@@ -218,14 +218,7 @@ def _run(job: Job) -> int:
         try:
             container = client.containers.create(
                 job.image,
-                [
-                    "/bin/sh",
-                    "-c",
-                    MERGED if job.one_stream else ENTER,
-                    "sh",
-                    job.directory,
-                    *job.argv,
-                ],
+                ["/bin/sh", "-c", enter, "sh", job.directory, *job.argv],
                 environment=dict(job.env),
                 hostname="bananaos",
                 network_mode="none",
