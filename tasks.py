@@ -339,20 +339,19 @@ def bundle(_: Context, out: str = "", sign: str = "", check: str = "", signers: 
         room.bundle(Path(out) if out else None, Path(sign) if sign else None)
 
 
-@task(group="Build")
-def relock(_: Context) -> None:
-    """Resolve toolchain/packages.toml anew into toolchain/debian.lock (Debian hosts only)."""
-    from toolchain.lock import LOCK, read_lock, relock, write_lock
-    from toolchain.mirror import find_mirrors
+@task(
+    group="Build",
+    help={"accept": "write the new lock; ./inv verify --accept then takes the new bytes"},
+)
+def lock(_: Context, accept: bool = False) -> None:
+    """Resolve the locked packages anew against this machine's mirror; show what moved.
 
-    before = {(p.tree, p.name, p.architecture): p for p in read_lock()} if LOCK.exists() else {}
-    packages = relock(find_mirrors()[0])
-    write_lock(packages)
-    after = {(p.tree, p.name, p.architecture): p for p in packages}
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        if old != new:
-            print(*key, old.version if old else "-", "->", new.version if new else "-")
+    Exit codes: 0 nothing moved or accepted, 1 the mirror has moved on, 3 environment unfit (no
+    Debian host, no mirror), 4 the mirror or the lock was tampered with.
+    """
+    from toolchain import resolve
+
+    resolve.lock(accept)
 
 
 @task(group="Check", help={"out": "the PDF; the Markdown goes beside it"})
