@@ -212,6 +212,45 @@ def analyze(
 
 
 @task(
+    group="Check",
+    help={
+        "driver": "userns, chroot, docker or nix; may be repeated (default: what works here)",
+        "full": "also rebuild kernel and llama-server, half an hour and more; resumes",
+        "artifact": "only this one, such as kernel/vstate-profiler; may be repeated",
+        "json": "also write the rows to this file (schemas/verify.schema.json)",
+        "accept": "make the ordinary builds the expected ones; prints what changed and why",
+        "rebuild": "with --accept: only if a rebuild gives the same",
+    },
+    iterable=["driver", "artifact"],
+)
+def verify(
+    _: Context,
+    driver: list[str] | None = None,
+    full: bool = False,
+    artifact: list[str] | None = None,
+    json: str = "",
+    accept: bool = False,
+    rebuild: bool = False,
+) -> None:
+    """Rebuild under hostile conditions and compare each byte with artifact/expected/binaries.json.
+
+    Exit codes: 0 all as expected, 1 a file differs, 2 usage, 3 environment unfit, 4 invalid data.
+    """
+    from artifact import verify as room
+
+    if accept:
+        if artifact or json:
+            raise UsageError("--accept takes all: it goes with --rebuild, --driver and --full only")
+        room.accept(rebuild=rebuild, drivers=driver or [], full=full)
+        return
+    if rebuild:
+        raise UsageError("--rebuild goes with --accept only: verify always rebuilds")
+    room.verify(
+        driver or [], full=full, json_file=Path(json) if json else None, only=artifact or []
+    )
+
+
+@task(
     group="Board",
     positional=["action"],
     help={"action": "shell: boot with this terminal as console", "model": "model in /payload"},
@@ -225,18 +264,40 @@ def board(_: Context, action: str, model: str = "banana-tiny") -> None:
     raise Exit(code=shell(model))
 
 
-@task(group="Build", help={"artifact": "such as kernel/image (default: all but those on demand)"})
-def build(_: Context, artifact: str = "") -> None:
-    """Build an artifact (or all) in the pinned tree; prints the folder of each."""
-    from toolchain import recipe
+@task(
+    group="Build",
+    help={
+        "artifact": "such as kernel/image (default: all but those on demand)",
+        "driver": "userns, chroot, docker or nix (default: the first of these that works)",
+    },
+)
+def build(_: Context, artifact: str = "", driver: str = "") -> None:
+    """Build what is missing in the pinned tree, an artifact or all; prints the folder of each.
 
+    Whichever driver builds it, an artifact has the same bytes; what the cache has is not built.
+    """
+    from toolchain import inside, recipe
+
+    inside.use(driver)
     known = recipe.recipes()
     for name in [artifact] if artifact else sorted(n for n in known if not known[n].on_demand):
         print(name, recipe.build(name))
 
 
-@task(group="Build")
-def fetch(_: Context) -> None:
+@task(
+    group="Build",
+    positional=["out"],
+    help={"out": "the archive to write", "tree": "a tree of packages.toml (default: build)"},
+)
+def image(_: Context, out: str, tree: str = "build") -> None:
+    """Write a pinned tree as a container image, for `docker load`; prints its digests."""
+    from toolchain import docker_driver
+
+    docker_driver.write_image(tree, Path(out))
+
+
+@task(group="Build", help={"nix": "also put trees and sources into the Nix store, for flake.nix"})
+def fetch(_: Context, nix: bool = False) -> None:
     """Download every locked package, source and model that is not in the cache."""
     from toolchain.rootfs import fetch_tree
     from toolchain.sources import source, sources
@@ -245,6 +306,10 @@ def fetch(_: Context) -> None:
         fetch_tree(tree)
     for name in sources():
         source(name)
+    if nix:
+        from toolchain import nix_driver
+
+        nix_driver.fill_store_for_flake()
 
 
 @task(
@@ -274,20 +339,19 @@ def bundle(_: Context, out: str = "", sign: str = "", check: str = "", signers: 
         room.bundle(Path(out) if out else None, Path(sign) if sign else None)
 
 
-@task(group="Build")
-def relock(_: Context) -> None:
-    """Resolve toolchain/packages.toml anew into toolchain/debian.lock (Debian hosts only)."""
-    from toolchain.lock import LOCK, read_lock, relock, write_lock
-    from toolchain.mirror import find_mirrors
+@task(
+    group="Build",
+    help={"accept": "write the new lock; ./inv verify --accept then takes the new bytes"},
+)
+def lock(_: Context, accept: bool = False) -> None:
+    """Resolve the locked packages anew against this machine's mirror; show what moved.
 
-    before = {(p.tree, p.name, p.architecture): p for p in read_lock()} if LOCK.exists() else {}
-    packages = relock(find_mirrors()[0])
-    write_lock(packages)
-    after = {(p.tree, p.name, p.architecture): p for p in packages}
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        if old != new:
-            print(*key, old.version if old else "-", "->", new.version if new else "-")
+    Exit codes: 0 nothing moved or accepted, 1 the mirror has moved on, 3 environment unfit (no
+    Debian host, no mirror), 4 the mirror or the lock was tampered with.
+    """
+    from toolchain import resolve
+
+    resolve.lock(accept)
 
 
 @task(group="Check", help={"out": "the PDF; the Markdown goes beside it"})

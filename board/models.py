@@ -11,6 +11,7 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from toolchain import cache
 from toolchain.command import run
@@ -28,22 +29,24 @@ def model(name: str) -> Path:
 
     The caller has checked the name (board/cell.py).  Raises InvalidData or EnvironmentUnfit.
     """
+    return cache.entry(f"model-{name}", inputs(name), lambda out: make(name, out)) / FILE
+
+
+def inputs(name: str) -> dict[str, Any]:
+    """Return everything that decides the model's bytes, as a JSON document."""
     pins = sources()
     if name in pins:
-        return (
-            cache.entry(
-                f"model-{name}",
-                {"source": pins[name].sha256, "member": pins[name].member},
-                lambda out: _extract(name, out / FILE),
-            )
-            / FILE
-        )
-    inputs = {
+        return {"source": pins[name].sha256, "member": pins[name].member}
+    return {
         "shape": name,
         "files": {path.name: sha256_file(path) for path in (MAKER, *DATA)},
         "libraries": {lib: importlib.metadata.version(lib) for lib in ("gguf", "numpy")},
     }
-    return cache.entry(f"model-{name}", inputs, lambda out: _make(name, out / FILE)) / FILE
+
+
+def make(name: str, out: Path) -> None:
+    """Make the model's file in the directory `out`."""
+    (_extract if name in sources() else _make)(name, out / FILE)
 
 
 def _extract(name: str, out: Path) -> None:

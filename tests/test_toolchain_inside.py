@@ -8,66 +8,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from toolchain_checkout import (
     Checkout,
     Ended,
-    Mirror,
-    deb,
     eventually,
-    make_checkout,
     names,
     processes_with,
-    special,
 )
 
-from toolchain import fetch, lock, mirror
-from toolchain.inside import ENVIRONMENT
+from toolchain.rootfs import ENVIRONMENT
 
 pytestmark = pytest.mark.boot  # needs a package of the real lock
 
 BUILD = ("build", "--artifact")
-APPLETS = (
-    *("sh", "env", "cat", "ls", "sleep", "touch", "id", "stat", "mkdir", "dd", "ip", "hostname"),
-    *("nc", "sort", "seq", "ln", "pwd", "grep", "sync", "true", "chmod", "mknod", "cp", "rm"),
-)
-
-
-@pytest.fixture(scope="session")
-def busybox(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The real busybox-static package, from the cache or from the machine's mirror."""
-    (package,) = (p for p in lock.read_lock() if (p.tree, p.name) == ("build", "busybox-static"))
-    path = fetch.downloads_dir() / package.sha256
-    if not path.is_file():
-        directory = tmp_path_factory.mktemp("downloads")
-        path = directory / package.sha256
-        wanted = fetch.Wanted("busybox", package.pool_path, package.size_bytes, package.sha256)
-        fetch.fetch([wanted], mirror.find_mirrors, directory)
-    return path.read_bytes()
-
-
-@pytest.fixture
-def checkout(busybox: bytes) -> Iterator[Checkout]:
-    """A checkout that every user may read, with a tree that can run shell scripts."""
-    place = Path(tempfile.mkdtemp(prefix="toolchain-test-"))
-    place.chmod(0o755)
-    served = Mirror()
-    try:
-        made = make_checkout(place / "checkout", place / "home", served)
-        made.add_package("busybox", busybox)
-        links = [special(f"./usr/bin/{name}", tarfile.SYMTYPE, "busybox") for name in APPLETS]
-        made.add_package("applets", deb(links))
-        yield made
-    finally:
-        served.stop()
-        subprocess.run(["chmod", "-R", "u+rwX", place], check=False)
-        shutil.rmtree(place)
 
 
 def _built(done: Ended) -> Path:
@@ -231,7 +188,8 @@ def test_root_without_user_namespaces_falls_back_to_chroot_and_says_so(
 ) -> None:
     done = _run(checkout, *NO_NAMESPACES)
     assert (_built(done) / "out").read_text() == "made\n"
-    assert done.err.count("forbids user namespaces; falling back to chroot, as root") == 1
+    assert done.err.count("forbids user namespaces") == 1
+    assert "falling back to chroot" in done.err
 
 
 def test_an_ordinary_user_without_user_namespaces(checkout: Checkout) -> None:
@@ -257,9 +215,9 @@ def test_root_of_a_container_that_may_not_mount(checkout: Checkout) -> None:
 
 
 def test_a_named_driver_is_taken_and_a_wrong_one_refused(checkout: Checkout) -> None:
-    done = _run(checkout, BANANAOS_DRIVER="docker")
+    done = _run(checkout, BANANAOS_DRIVER="podman")
     assert done.code == 2
-    assert "BANANAOS_DRIVER='docker': expected one of userns, chroot" in done.error
+    assert "BANANAOS_DRIVER='podman': expected one of userns, chroot, docker, nix" in done.error
     done = checkout.run(*BUILD, "kernel/x", prefix=NO_NAMESPACES, env={"BANANAOS_DRIVER": "userns"})
     assert done.code == 3
     assert "BANANAOS_DRIVER=userns: cannot enter" in done.error

@@ -257,6 +257,7 @@ class Checkout:
             "HOME": os.fspath(self.home),
             "BANANAOS_DEBIAN_MIRROR": self.mirror.address,
             "PYTHONDONTWRITEBYTECODE": "1",
+            "DOCKER_HOST": "unix:///nonexistent/docker.sock",  # not the machine's by chance
         }
         return {name: value for name, value in {**environment, **changes}.items() if value}
 
@@ -287,8 +288,8 @@ class Checkout:
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *verb: str) -> "Running":
-        return Running(self.command(*verb), self)
+    def start(self, *verb: str, env: Mapping[str, str] | None = None) -> "Running":
+        return Running(self.command(*verb), self, env)
 
 
 @dataclass(frozen=True)
@@ -298,6 +299,12 @@ class Ended:
     code: int
     out: str
     err: str
+
+    @property
+    def built(self) -> Path:
+        """The folder that `build`, which must have ended well, printed last."""
+        assert self.code == 0, self.err
+        return Path(self.out.splitlines()[-1].partition(" ")[2])
 
     @property
     def error(self) -> str:
@@ -311,11 +318,13 @@ class Ended:
 class Running:
     """A command that runs, in a process group of its own as a terminal would start it."""
 
-    def __init__(self, argv: Sequence[str], checkout: Checkout) -> None:
+    def __init__(
+        self, argv: Sequence[str], checkout: Checkout, env: Mapping[str, str] | None = None
+    ) -> None:
         self._errors = io.StringIO()
         self.process = subprocess.Popen(
             argv,
-            env=checkout.environment(),
+            env=checkout.environment(**(env or {})),
             cwd=checkout.root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -366,6 +375,13 @@ def make_checkout(root: Path, home: Path, mirror: Mirror) -> Checkout:
     checkout = Checkout(root, home, mirror)
     checkout.write_lock()
     return checkout
+
+
+def add_rooms(checkout: Checkout) -> None:
+    """Copy what `./inv verify` needs beside the toolchain; recipes stay those of the checkout."""
+    ignored = shutil.ignore_patterns("__pycache__", "recipe.toml")
+    for room in ("schemas", "artifact", *ROOMS):
+        shutil.copytree(REPO / room, checkout.root / room, ignore=ignored, dirs_exist_ok=True)
 
 
 def eventually(condition: Callable[[], object], running: Running) -> None:

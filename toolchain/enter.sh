@@ -5,7 +5,8 @@
 # changes nothing that the host can see; the tree, which all share, is not written, whatever is
 # mounted where.
 # Limit: needs mount and chroot of the host (util-linux, coreutils) and nothing else of it.
-# Use: enter.sh TREE MOUNTS PROGRAM [ARG...]; each line of the file MOUNTS is "ro|rw HOST INSIDE".
+# Use: enter.sh TREE MOUNTS DIRECTORY PROGRAM [ARG...]; each line of the file MOUNTS is
+# "ro|rw HOST INSIDE", and DIRECTORY is where inside the program starts.
 set -eu
 umask 022 # the modes of what is made inside must not be the caller's affair
 
@@ -65,6 +66,7 @@ mount -o remount,bind,ro "$root"
 exec chroot "$root" /bin/sh -c '
 	busybox hostname bananaos 2>/dev/null
 	busybox ip link set lo up 2>/dev/null
-	cd /build || exit
+	cd "$1" || exit
+	shift
 	unset _ SHLVL OLDPWD # what some shells leave in the environment and others do not
 	exec "$@"' sh "$@"

@@ -151,7 +151,7 @@ async def _fetch_one(
     raise EnvironmentUnfit(
         f"{wanted.label}: no longer carried by the mirror (404 for {' and '.join(gone)}): Debian "
         "has moved to a newer point release; name a mirror that still has it, use the bundle, or "
-        "make a new lock (./inv relock)"
+        "make a new lock (./inv lock --accept)"
     )
 
 

@@ -1,8 +1,12 @@
 """Run a program inside the pinned tree: no network, fixed environment, nothing of the host but CPU.
 
-Promise: the program sees the read-only tree, its own /proc, /dev and /tmp, the mounts it was given,
-loopback only, and an environment that is the same on every machine.  It works for an ordinary user
-where the kernel allows user namespaces and for root where it does not ("chroot" driver).
+Promise: the program sees the tree, its own /proc, /dev and /tmp, the mounts it was given, loopback
+only, and an environment that is the same on every machine.  There are four ways in, the drivers:
+userns  for an ordinary user where the kernel allows user namespaces; needs nothing but util-linux
+chroot  for root where it does not
+docker  a container of an image that is the tree (docker_driver.py)
+nix     the tree in the Nix store (nix_driver.py); for builds only, so not for `run_inside`
+The first that works is taken, or the one that BANANAOS_DRIVER names.  All give the same bytes.
 Limit: this isolates for reproducibility, not against hostile programs; the host's kernel version
 and CPU remain visible.
 """
@@ -19,24 +23,15 @@ from pathlib import Path
 from toolchain.command import Completed, run
 from toolchain.errors import EnvironmentUnfit, UsageError
 from toolchain.paths import REPO
-from toolchain.rootfs import SOURCE_DATE_EPOCH, rootfs
+from toolchain.rootfs import ENVIRONMENT, rootfs
 from toolchain.say import say
 
 ENTER = REPO / "toolchain" / "enter.sh"
-ENVIRONMENT = {
-    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",  # good for the host's unshare and for the tree
-    "HOME": "/build",
-    "USER": "root",
-    "SHELL": "/bin/sh",
-    "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-    "TMPDIR": "/tmp",
-    "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
 NAMESPACES = ["--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
-DRIVERS = {"userns": ["--user", "--map-root-user"], "chroot": []}
+UNSHARE = {"userns": ["--user", "--map-root-user"], "chroot": []}
+DRIVERS = (*UNSHARE, "docker", "nix")
+VARIABLE = "BANANAOS_DRIVER"
+DIRECTORY = "/build"
 
 
 def run_inside(
@@ -45,23 +40,34 @@ def run_inside(
     what: str,
     binds: Mapping[str, Path] | None = None,
     writable: Mapping[str, Path] | None = None,
+    scratch: Sequence[str] = (),
+    directory: str = DIRECTORY,
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
     timeout_s: float | None = None,
     cancel: threading.Event | None = None,
     check: bool = True,
 ) -> Completed:
-    """Run `argv` in the tree, with /build as working directory.
+    """Run `argv` in the tree, with `directory` as working directory.
 
-    binds and writable map a path inside to a host path.  Without a writable /build, programs start
-    in an empty read-only directory.  Raises as `toolchain.command.run` does, and EnvironmentUnfit
-    where the tree cannot be entered.
+    binds and writable map a path inside to a host path; of those named in `scratch` nobody wants
+    the content back.  Without a writable `directory`, programs start in an empty one.  Raises as
+    `toolchain.command.run` does, and EnvironmentUnfit where the tree cannot be entered.
     """
-    with _scratch() as scratch:
+    binds, writable = binds or {}, writable or {}
+    environment = {**ENVIRONMENT, **(env or {})}
+    with _scratch() as place:
+        if driver() == "docker":
+            words, own = _through_docker(
+                argv, binds, writable, scratch, directory, environment, place, log is not None
+            )
+        else:
+            words = entering(argv, binds, writable, place / "mounts", directory)
+            own = environment
         return run(
-            entering(argv, binds or {}, writable or {}, scratch / "mounts"),
+            words,
             what=what,
-            env={**ENVIRONMENT, **(env or {})},
+            env=own,
             log=log,
             timeout_s=timeout_s,
             cancel=cancel,
@@ -69,13 +75,44 @@ def run_inside(
         )
 
 
+def _through_docker(
+    argv: Sequence[str],
+    binds: Mapping[str, Path],
+    writable: Mapping[str, Path],
+    scratch: Sequence[str],
+    directory: str,
+    environment: Mapping[str, str],
+    place: Path,
+    one_stream: bool,
+) -> tuple[list[str], dict[str, str]]:
+    """Return the host command and its environment; the program's is part of the job."""
+    from toolchain import docker_driver  # importing the SDK takes a third of a second
+
+    job = docker_driver.Job(
+        image=docker_driver.have_image(),
+        argv=list(argv),
+        env=environment,
+        directory=directory,
+        binds={inside: os.fspath(host.absolute()) for inside, host in binds.items()},
+        writable={inside: os.fspath(host.absolute()) for inside, host in writable.items()},
+        scratch=list(scratch),
+        one_stream=one_stream,
+    )
+    return docker_driver.command(job, place / "job.json"), dict(os.environ)
+
+
 def entering(
-    argv: Sequence[str], binds: Mapping[str, Path], writable: Mapping[str, Path], mounts: Path
+    argv: Sequence[str],
+    binds: Mapping[str, Path],
+    writable: Mapping[str, Path],
+    mounts: Path,
+    directory: str = DIRECTORY,
 ) -> list[str]:
     """Return the host command line that runs `argv` in the tree; writes the file `mounts`.
 
     For run_inside and for the few programs that need the caller's terminal.  Raises
-    EnvironmentUnfit for a path or a file system that cannot be used, and as `driver` does.
+    EnvironmentUnfit for a path or a file system that cannot be used, for a driver that has no such
+    command line, and as `driver` does.
     """
     rows = [("ro", os.fspath(host.absolute()), inside) for inside, host in binds.items()]
     rows += [("rw", os.fspath(host.absolute()), inside) for inside, host in writable.items()]
@@ -84,7 +121,12 @@ def entering(
             f"{path!r}: a path with a tab or a line break cannot be mounted; move the checkout, "
             "or set XDG_CACHE_HOME to another directory"
         )
-    entry = [*("unshare", *DRIVERS[driver()], *NAMESPACES), "sh", os.fspath(ENTER)]
+    if driver() not in UNSHARE:
+        raise EnvironmentUnfit(
+            f"the driver {driver()} cannot run this, only {' and '.join(UNSHARE)} can"
+            + ("; docker can run all that needs no terminal" if driver() == "nix" else "")
+        )
+    entry = [*("unshare", *UNSHARE[driver()], *NAMESPACES), "sh", os.fspath(ENTER)]
     tree = rootfs("build")
     if os.statvfs(tree).f_flag & os.ST_NOEXEC:
         raise EnvironmentUnfit(
@@ -95,7 +137,7 @@ def entering(
         mounts.write_bytes(os.fsencode("".join("\t".join(row) + "\n" for row in rows)))
     except OSError as exc:
         raise _no_scratch(os.fspath(mounts), exc) from exc
-    return [*entry, os.fspath(tree), os.fspath(mounts), *argv]
+    return [*entry, os.fspath(tree), os.fspath(mounts), directory, *argv]
 
 
 @contextlib.contextmanager
@@ -114,51 +156,78 @@ def _no_scratch(what: str, exc: OSError) -> EnvironmentUnfit:
     )
 
 
+def use(name: str) -> None:
+    """Make `name` this process's driver, as BANANAOS_DRIVER does; "" changes nothing."""
+    if name:
+        os.environ[VARIABLE] = name
+        driver.cache_clear()
+
+
 @functools.cache
 def driver() -> str:
-    """Return how this machine enters the tree: "userns", or "chroot" for root.
+    """Return how this machine enters the tree: the first of DRIVERS that works here.
 
-    BANANAOS_DRIVER names one.  Raises EnvironmentUnfit where neither works.
+    BANANAOS_DRIVER names one.  Raises EnvironmentUnfit, with every reason, where none works.
     """
-    named = os.environ.get("BANANAOS_DRIVER", "")
+    named = os.environ.get(VARIABLE, "")
     if named and named not in DRIVERS:
-        raise UsageError(f"BANANAOS_DRIVER={named!r}: expected one of {', '.join(DRIVERS)}")
+        raise UsageError(f"{VARIABLE}={named!r}: expected one of {', '.join(DRIVERS)}")
+    reasons: list[str] = []
+    for name in [named] if named else DRIVERS:
+        reason = refusal(name)
+        if reason is None:
+            if reasons:
+                say(f"inside: {reasons[0]}; falling back to {name}")
+            return name
+        if reason not in reasons:
+            reasons.append(reason)
+    if named:
+        raise EnvironmentUnfit(
+            f"{VARIABLE}={named}: cannot enter the pinned tree: {reasons[0]}; or unset {VARIABLE}"
+        )
+    raise EnvironmentUnfit(f"cannot enter the pinned tree: {'; '.join(reasons)}")
+
+
+@functools.cache
+def refusal(name: str) -> str | None:
+    """Return why the driver `name` does not work here, with the cure; None when it does."""
+    if name == "docker":
+        from toolchain import docker_driver
+
+        return docker_driver.refusal()
+    if name == "nix":
+        from toolchain import nix_driver
+
+        return nix_driver.refusal()
     # unshare, mount: util-linux; chroot: coreutils.  Looked for where run_inside will look.
     needed = ("unshare", "mount", "chroot")
     missing = [name for name in needed if shutil.which(name, path=ENVIRONMENT["PATH"]) is None]
     if missing:
-        raise EnvironmentUnfit(
+        return (
             f"{' and '.join(missing)} not found in {ENVIRONMENT['PATH']}: install util-linux and "
             "coreutils"
         )
-    for name in [named] if named else DRIVERS:
-        probe = run(
-            ["unshare", *DRIVERS[name], *NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/tmp"],
-            what=f"try the {name} driver",
-            env=ENVIRONMENT,
-            check=False,
-        )
-        if probe.returncode == 0:
-            if name != "userns" and not named:
-                say("inside: this kernel forbids user namespaces; falling back to chroot, as root")
-            return name
-    tried = f"BANANAOS_DRIVER={named}: " if named else ""
-    raise EnvironmentUnfit(f"{tried}cannot enter the pinned tree: {_why_not(named)}")
-
-
-def _why_not(named: str) -> str:
-    if os.geteuid() != 0 and named == "chroot":
-        return "the chroot driver is for root; unset BANANAOS_DRIVER, or run it as root"
-    if os.geteuid() != 0:
+    probe = run(
+        ["unshare", *UNSHARE[name], *NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/tmp"],
+        what=f"try the {name} driver",
+        env=ENVIRONMENT,
+        check=False,
+    )
+    if probe.returncode == 0:
+        return None
+    root = os.geteuid() == 0
+    if name == "userns" and root:
+        return "this kernel forbids user namespaces (sysctl user.max_user_namespaces)"
+    if name == "userns":
         return (
             "this kernel forbids user namespaces to ordinary users (sysctl "
             "user.max_user_namespaces, kernel.unprivileged_userns_clone or "
-            "kernel.apparmor_restrict_unprivileged_userns); allow them, or run the same command "
-            "as root"
+            "kernel.apparmor_restrict_unprivileged_userns): allow them, or run the same command as "
+            "root"
         )
-    if named == "userns":
-        return "this kernel forbids user namespaces; unset BANANAOS_DRIVER to use chroot as root"
-    return (
-        "this is root without the right to mount, as in a container; allow user namespaces "
-        "(sysctl user.max_user_namespaces) or give the container the capability CAP_SYS_ADMIN"
-    )
+    if root:
+        return (
+            "this is root without the right to mount, as in a container: give the container the "
+            "capability CAP_SYS_ADMIN"
+        )
+    return "the chroot driver is for root"

@@ -30,7 +30,7 @@ from toolchain import cache
 from toolchain.command import CommandFailed
 from toolchain.errors import InvalidData, UsageError, cannot_write
 from toolchain.fetch import sha256_file
-from toolchain.inside import run_inside
+from toolchain.inside import DIRECTORY, driver, run_inside
 from toolchain.paths import REPO, cache_dir
 from toolchain.rootfs import rootfs, tree_key
 from toolchain.say import say
@@ -119,11 +119,15 @@ def build(artifact: str) -> Path:
         raise UsageError(f"artifact {artifact!r} is unknown; there are {', '.join(sorted(known))}")
     recipe = known[artifact]
     needed = {need: build(need) for need in recipe.needs}
-    return cache.entry(artifact, _inputs(recipe, needed), lambda out: _run(recipe, needed, out))
+    decided = inputs(recipe, {need: cache.manifest(path) for need, path in needed.items()})
+    return cache.entry(artifact, decided, lambda out: _run(recipe, needed, out))
 
 
-def _inputs(recipe: Recipe, needed: Mapping[str, Path]) -> dict[str, Any]:
-    """Everything that decides the artifact's bytes, as a JSON document."""
+def inputs(recipe: Recipe, needed: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Return everything that decides the artifact's bytes, as a JSON document.
+
+    needed: artifact -> file -> sha256 of each artifact it needs.
+    """
     known = sources()
     return {
         "artifact": recipe.artifact,
@@ -131,34 +135,73 @@ def _inputs(recipe: Recipe, needed: Mapping[str, Path]) -> dict[str, Any]:
         "files": {name: sha256_file(path) for name, path in recipe.files().items()},
         "env": dict(recipe.env),
         "sources": {name: known[name].sha256 for name in recipe.sources},
-        "needs": {name: cache.manifest(path) for name, path in needed.items()},
+        "needs": {name: dict(needed[name]) for name in recipe.needs},
         "trees": {name: tree_key(name) for name in recipe.trees},
         "outputs": list(recipe.outputs),
     }
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Where and as whom a build runs: what must not show in the bytes (verify.py varies it).
+
+    directory: the build's place inside the tree; env: on top of that of every build; binds: more
+    to see; jobs: $JOBS, by default one for each CPU.
+    """
+
+    directory: str = DIRECTORY
+    env: Mapping[str, str] = field(default_factory=dict)
+    binds: Mapping[str, Path] = field(default_factory=dict)
+    jobs: int = 0
+
+
 def _run(recipe: Recipe, needed: Mapping[str, Path], out: Path) -> None:
     log = cache_dir() / "logs" / f"{recipe.artifact.replace('/', '-')}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    # The entry's lock, which cache.entry holds, makes this name ours.
+    scratch = cache_dir() / "build" / out.name
+    say(f"build: {recipe.artifact} (about {recipe.minutes:g} min on 2 cores), log {log}")
+    seconds = make(recipe, needed, out, scratch, log, Setting())
+    say(f"build: {recipe.artifact} done in {seconds / 60:.1f} min")
+
+
+def make(
+    recipe: Recipe,
+    needed: Mapping[str, Path],
+    out: Path,
+    scratch: Path,
+    log: Path,
+    setting: Setting,
+) -> float:
+    """Build the recipe's outputs into the empty directory `out`; return the seconds it took.
+
+    needed: artifact -> directory of each artifact it needs.  scratch is cleared, used as the
+    build's directory and removed.  Raises CommandFailed, EnvironmentUnfit for a full disk,
+    InvalidData for other outputs than the recipe promises.
+    """
     binds = {f"/recipe/{name}": path for name, path in recipe.files().items()}
     binds |= {f"/src/{name}": source(name) for name in recipe.sources}
     binds |= {f"/in/{name}": path for name, path in needed.items()}
     binds |= {f"/trees/{name}": rootfs(name) for name in recipe.trees}
-    # The entry's lock, which cache.entry holds, makes this name ours.
-    scratch = cache_dir() / "build" / out.name
+    jobs = setting.jobs or len(os.sched_getaffinity(0))
+    log.parent.mkdir(parents=True, exist_ok=True)
     cache.remove_tree(scratch)
     scratch.mkdir(parents=True)
-    jobs = len(os.sched_getaffinity(0))
-    say(f"build: {recipe.artifact} (about {recipe.minutes:g} min on 2 cores), log {log}")
     try:
-        done = run_inside(
-            ["sh", "-eu", f"/recipe/{recipe.script}", recipe.name],
-            what=f"build {recipe.artifact}",
-            binds=binds,
-            writable={"/build": scratch, "/out": out},
-            env={"JOBS": str(jobs), **recipe.env},
-            log=log,
-        )
+        if driver() == "nix":
+            from toolchain import nix_driver
+
+            done = nix_driver.build(recipe, needed, out, scratch, log, setting, jobs)
+        else:
+            done = run_inside(
+                ["sh", "-eu", f"/recipe/{recipe.script}", recipe.name],
+                what=f"build {recipe.artifact}",
+                binds={**binds, **setting.binds},
+                writable={setting.directory: scratch, "/out": out},
+                scratch=[setting.directory],
+                directory=setting.directory,
+                env={"JOBS": str(jobs), **recipe.env, **setting.env},
+                log=log,
+            )
     except CommandFailed as exc:
         # The log lies on the same disk: what the tools said of it may not have found room.
         if _is_full(scratch):
@@ -177,7 +220,7 @@ def _run(recipe: Recipe, needed: Mapping[str, Path], out: Path) -> None:
     for path in out.iterdir():
         if path.is_symlink() or not path.is_file():
             raise InvalidData(f"{recipe.artifact}: output {path.name} is not a plain file")
-    say(f"build: {recipe.artifact} done in {done.seconds / 60:.1f} min")
+    return done.seconds
 
 
 def _is_full(directory: Path) -> bool:

@@ -36,8 +36,10 @@ from toolchain.tomlfile import read_toml
 FIXUPS = REPO / "toolchain" / "fixups.toml"
 FORMAT = "1"
 """Raised when this file unpacks differently from before: it is part of the tree's key."""
-SOURCE_DATE_EPOCH = 1767225600
-"""2026-01-01T00:00:00Z: the date of everything that insists on having one."""
+ENVIRONMENT: dict[str, str] = read_toml(REPO / "toolchain" / "environment.toml")
+"""Of every program in a tree."""
+SOURCE_DATE_EPOCH = int(ENVIRONMENT["SOURCE_DATE_EPOCH"])
+"""The date of everything that insists on having one."""
 COPY_BYTES = 1 << 20
 _unchanged: set[Path] = set()  # trees this process has held against their census
 
@@ -55,6 +57,15 @@ def tree_key(tree: str) -> str:
     rows = [(package.name, package.sha256) for package in packages_of(tree)]
     decided = json.dumps([FORMAT, rows, _fixups(tree)], sort_keys=True)
     return hashlib.sha256(decided.encode()).hexdigest()
+
+
+def tree_inputs(tree: str) -> dict[str, str]:
+    """Return what decides the tree's content, part by part, in words a person can compare."""
+    fixups = json.dumps(_fixups(tree), sort_keys=True)
+    decided = {"format": FORMAT, "fixups": hashlib.sha256(fixups.encode()).hexdigest()}
+    for package in packages_of(tree):
+        decided[f"package {package.name}:{package.architecture}"] = package.sha256
+    return decided
 
 
 def fetch_tree(tree: str) -> None:
@@ -91,10 +102,31 @@ def rootfs(tree: str) -> Path:
 
 def _make(tree: str, final: Path) -> None:
     """Unpack beside `final` and put the tree in its place; the caller holds the lock."""
-    packages = packages_of(tree)
-    say(f"rootfs: unpacking {len(packages)} packages of tree {tree} (about a minute)")
     # The lock makes this name ours: whatever lies there was left by a process that was killed.
     root = final.parent / f".{final.name}.new"
+    try:
+        unpack(tree, root)
+        # Before the tree: a tree without a census is none.
+        _census_file(final).write_text(_census(root))
+        root.rename(final)
+    except OSError as exc:
+        raise cannot_write(final, exc) from exc
+    finally:
+        try:
+            remove_tree(root)
+        except OSError as exc:
+            say(f"rootfs: {root}: cannot remove what was begun: {exc.strerror}")
+    _unchanged.add(final)
+    say(f"rootfs: tree {tree} is ready")
+
+
+def unpack(tree: str, root: Path) -> None:
+    """Unpack the downloaded packages of the tree into `root`, which is cleared before.
+
+    Raises InvalidData for a damaged download, EnvironmentUnfit for disk trouble.
+    """
+    packages = packages_of(tree)
+    say(f"rootfs: unpacking {len(packages)} packages of tree {tree} (about a minute)")
     fixups = _fixups(tree)
     try:
         remove_tree(root)
@@ -112,18 +144,8 @@ def _make(tree: str, final: Path) -> None:
             _directory((root / name).parent)
             _file(root / name, io.BytesIO(text.encode()), 0o644, SOURCE_DATE_EPOCH)
         _set_times(root)
-        # Before the tree: a tree without a census is none.
-        _census_file(final).write_text(_census(root))
-        root.rename(final)
     except OSError as exc:
-        raise cannot_write(final, exc) from exc
-    finally:
-        try:
-            remove_tree(root)
-        except OSError as exc:
-            say(f"rootfs: {root}: cannot remove what was begun: {exc.strerror}")
-    _unchanged.add(final)
-    say(f"rootfs: tree {tree} is ready")
+        raise cannot_write(root, exc) from exc
 
 
 def _unpack_batch(packages: list[lock.Package], root: Path, exclude: list[str]) -> None:

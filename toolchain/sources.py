@@ -2,8 +2,7 @@
 
 Promise: what this returns has the pinned sha256; the package index is the machine's (pip decides),
 and so is the Debian archive (mirror.py).
-Limit: Debian source archives are pinned here and not by `./inv relock`: they move with the binary
-packages they belong to, and a test compares the versions.  pip asks a source distribution for its
+Limit: pip asks a source distribution for its
 metadata before it hands it over, which runs the build backend of that archive (scikit-build-core,
 pinned in requirements.txt) after the hash check.
 """
@@ -17,7 +16,7 @@ from pathlib import Path
 from toolchain import bundled, fetch, mirror
 from toolchain.cache import exclusive, remove_tree
 from toolchain.command import CommandFailed, run
-from toolchain.errors import InvalidData, UsageError, cannot_read, cannot_write
+from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError, cannot_read, cannot_write
 from toolchain.paths import REPO
 from toolchain.say import say
 from toolchain.tomlfile import read_toml
@@ -60,6 +59,26 @@ def sources() -> dict[str, Source]:
             raise InvalidData(f"{SOURCES}: [{name}]: {exc}; restore it from git") from exc
         found[name] = pin
     return found
+
+
+def replace_pin(pin: Source) -> None:
+    """Write a Debian source's pin into sources.toml in place of the old one, comments kept."""
+    text = SOURCES.read_text(encoding="utf-8")
+    start = re.search(rf"^\[{re.escape(pin.name)}\].*$", text, re.MULTILINE)
+    assert start is not None, f"{pin.name} was read from this file"
+    end = text.find("\n[", start.end())
+    table = text[start.end() : len(text) if end < 0 else end]
+    for key in ("version", "pool_path", "size_bytes", "sha256"):
+        value = getattr(pin, key)
+        shown = str(value) if isinstance(value, int) else f'"{value}"'
+        table = re.sub(rf"^{key} = .*$", lambda _: f"{key} = {shown}", table, flags=re.MULTILINE)  # noqa: B023
+    changed = text[: start.end()] + table + ("" if end < 0 else text[end:])
+    temporary = SOURCES.with_suffix(".new")
+    try:
+        temporary.write_text(changed, encoding="utf-8")
+        temporary.replace(SOURCES)
+    except OSError as exc:
+        raise EnvironmentUnfit(f"{SOURCES}: cannot write: {exc.strerror}; nothing changed") from exc
 
 
 def source(name: str) -> Path:

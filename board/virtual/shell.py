@@ -15,8 +15,9 @@ from board.models import model as model_file
 from board.virtual.boot import ROOM
 from board.virtual.machine import default_machine, firmware_and_cpu
 from toolchain.errors import UsageError
-from toolchain.inside import ENVIRONMENT, entering
+from toolchain.inside import entering
 from toolchain.recipe import build
+from toolchain.rootfs import ENVIRONMENT
 
 RUN = """#!/bin/sh
 cd /payload && busybox tar -x -f agent.tar

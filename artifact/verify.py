@@ -1,0 +1,480 @@
+"""`./inv verify`: rebuild without trusting the cache, under hostile conditions, and compare bytes.
+
+Promise: each file of binaries.json gets one line for each driver: MATCH, DIFFER (and where),
+NOT-BUILT or SKIPPED (and why).  What is rebuilt is rebuilt from locked packages, pinned sources and
+files of the checkout, somewhere else, as somebody else, with another number of jobs and a clock a
+year ahead; a tree is unpacked anew.  Only `accept` changes binaries.json, and says what and why.
+Limit: what a rebuilt artifact needs is the ordinary build, held against binaries.json like the
+rest; kernel and llama-server are rebuilt with `full` only.  Where the inputs are others than those
+accepted, nothing is expected: a rebuild is held against the ordinary build, and verify fails all
+the same, naming the inputs, since they are not what binaries.json is about.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import schemas
+from artifact import binaries
+from artifact.binaries import EXPECTED, MODEL
+from artifact.explain import explain
+from board import models
+from toolchain import cache, docker_driver, inside, recipe
+from toolchain.command import run
+from toolchain.errors import ArtifactError, Differs, EnvironmentUnfit, UsageError
+from toolchain.image import Digest, tree_entries, write, write_layer
+from toolchain.paths import REPO, cache_dir
+from toolchain.recipe import Setting
+from toolchain.rootfs import ENVIRONMENT, fetch_tree, rootfs, tree_inputs, unpack
+from toolchain.say import say
+
+CHEAP_MINUTES = 1.0
+"""What takes longer is rebuilt with --full only."""
+HOST = "host"
+VERDICTS = MATCH, DIFFER, NOT_BUILT, SKIPPED = "MATCH", "DIFFER", "NOT-BUILT", "SKIPPED"
+PLACE_CHARACTERS = 150
+CLOCK = "usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+ACCEPT = "./inv verify --accept"
+OTHER_CPU = "/other-cpu"
+WRAPPER = REPO / "toolchain" / "other_cpu.sh"
+COMPILERS = ("cc", "gcc", "c++", "g++", "x86_64-linux-gnu-gcc", "x86_64-linux-gnu-g++")
+DIFFOSCOPE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one file with one driver; see schemas/verify.schema.json."""
+
+    artifact: str
+    file: str
+    driver: str
+    verdict: str
+    expected_sha256: str = ""
+    found_sha256: str = ""
+    reason: str = ""
+
+
+def hostile() -> tuple[Setting, dict[str, str]]:
+    """Return the setting that must not show in any byte, and what it varies in words."""
+    jobs = len(os.sched_getaffinity(0)) + 1
+    place = ("/hostile" + "/another-place" * PLACE_CHARACTERS)[:PLACE_CHARACTERS]
+    setting = Setting(
+        directory=place,
+        env={
+            "USER": "somebody",
+            "LOGNAME": "somebody",
+            "HOME": "/nonexistent",
+            "LC_ALL": "C",
+            "TZ": "XST+11:30",
+            "TMPDIR": "/var/tmp",
+            "PATH": f"{OTHER_CPU}:{ENVIRONMENT['PATH']}",
+            "LD_PRELOAD": "/clock.so",
+            "FAKETIME": "+366d",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "NO_FAKE_STAT": "1",
+        },
+        binds={
+            "/clock.so": rootfs("hostile") / CLOCK,
+            f"{OTHER_CPU}/qemu-x86_64": rootfs("hostile") / "usr/bin/qemu-x86_64",
+            **{f"{OTHER_CPU}/{name}": WRAPPER for name in COMPILERS},
+        },
+        jobs=jobs,
+    )
+    words = {
+        "directory": f"{len(place)} characters, inside and outside of the tree",
+        "user": "another name and home; its number is the caller's",
+        "umask": "077 outside; inside it is fixed",
+        "locale": "C (the tree has no other than C.UTF-8)",
+        "timezone": setting.env["TZ"],
+        "jobs": str(jobs),
+        "clock": "a year ahead for dynamic programs (libfaketime); files keep their times",
+        "cpu": "for the host's compilers that of 2008 (qemu-user), so that 'native' means another",
+    }
+    return setting, words
+
+
+def verify(
+    drivers: Sequence[str],
+    *,
+    full: bool = False,
+    json_file: Path | None = None,
+    only: Sequence[str] = (),
+    accepting: bool = False,
+) -> list[Row]:
+    """Rebuild, compare, print a line for each file; return the rows.
+
+    drivers: names (default: the machine's own).  only: artifacts (default: all).  accepting: other
+    inputs than the accepted ones are what this is about.  Raises Differs when a file or an input
+    differs, EnvironmentUnfit when one could not be rebuilt, UsageError for an unknown name.
+    """
+    names = _named(drivers, only)
+    setting, words = hostile()
+    _announce(names, full)
+    rows: list[Row] = []
+    with cache.exclusive("verify"), _umask(0o077), _Progress(full) as progress:
+        expected = binaries.read()
+        for artifact in _chosen(only):
+            if artifact.startswith(f"{MODEL}/"):
+                rows += _show(_rebuild(artifact, HOST, setting, expected))
+        for name in names:
+            refused = inside.refusal(name)
+            inside.use(name)
+            for artifact in _chosen(only):
+                if artifact.startswith(f"{MODEL}/"):
+                    continue
+                if refused is not None:
+                    rows += _show(_without(artifact, name, SKIPPED, refused, expected))
+                elif not full and recipe.recipes()[artifact].minutes > CHEAP_MINUTES:
+                    rows += _show(_kept(artifact, name, expected))
+                elif (known := progress.get(artifact, name)) is not None:
+                    rows += _show(known)
+                else:
+                    rows += _show(_rebuild(artifact, name, setting, expected))
+                    progress.put(artifact, name, rows)
+        if not only:
+            for tree in binaries.trees():
+                rows += _show(_tree(tree, expected))
+            if "docker" in names and inside.refusal("docker") is None:
+                rows += _show(engine_image(expected))
+    if json_file is not None:
+        document = {"schema_version": "1", "variation": words, "rows": [asdict(r) for r in rows]}
+        schemas.write(json_file, document, "verify")
+    _conclude(rows, [] if accepting else _all_other_inputs(only, expected))
+    return rows
+
+
+def accept(*, rebuild: bool, drivers: Sequence[str] = (), full: bool = False) -> None:
+    """Make the ordinary builds the expected ones, and print what changed and why.
+
+    rebuild: only if a hostile rebuild gives the same.  Raises Differs, changing nothing, when a
+    file changed without any change of its inputs, or differs when it is rebuilt.
+    """
+    new = binaries.describe()
+    old = binaries.read() if EXPECTED.exists() else {"trees": {}, "artifacts": {}}
+    lines, unexplained = _difference(old, new)
+    if unexplained:
+        raise Differs(
+            f"{', '.join(unexplained)}: other bytes from the same inputs: the build is not "
+            "reproducible; nothing was accepted (./inv verify shows where)"
+        )
+    if rebuild:
+        verify(drivers, full=full, accepting=True)
+    schemas.write(EXPECTED, new, "binaries")
+    for line in lines or ["nothing changed"]:
+        print(line)
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return a line for each change, and what changed without a reason."""
+    lines: list[str] = []
+    unexplained: list[str] = []
+    for kind in ("trees", "artifacts"):
+        for name in sorted(old[kind].keys() | new[kind].keys()):
+            before, after = old[kind].get(name), new[kind].get(name)
+            if before == after:
+                continue
+            if before is None or after is None:
+                lines.append(f"{name}: {'new' if before is None else 'gone'}")
+                continue
+            why = binaries.changes(before["inputs"], after["inputs"])
+            files = _files_of(before), _files_of(after)
+            what = binaries.changes(*files) or ["same bytes"]
+            if not why:
+                unexplained.append(name)
+            lines.append(f"{name}: {', '.join(what)}; because {', '.join(why)}")
+    return lines, unexplained
+
+
+def _files_of(entry: Mapping[str, Any]) -> dict[str, str]:
+    if "files" in entry:
+        return {name: file["sha256"] for name, file in entry["files"].items()}
+    return {key: str(entry[key]) for key in ("layer_sha256", "config_sha256")}
+
+
+# --- one artifact -----------------------------------------------------------------------------
+
+
+def _rebuild(
+    artifact: str, driver: str, setting: Setting, expected: Mapping[str, Any]
+) -> list[Row]:
+    """Build the artifact anew in the setting, and compare."""
+    place = _elsewhere() / f"{driver}-{artifact.replace('/', '-')}"
+    cache.remove_tree(place)
+    out = place / "out"
+    out.mkdir(parents=True)
+    say(f"verify: {artifact} ({driver})")
+    try:
+        if driver == HOST:
+            models.make(artifact.partition("/")[2], out)
+        else:
+            own = recipe.recipes()[artifact]
+            needed = {name: recipe.build(name) for name in own.needs}
+            log = cache_dir() / "logs" / f"verify-{driver}-{artifact.replace('/', '-')}.log"
+            recipe.make(own, needed, out, place / "scratch", log, setting)
+    except ArtifactError as exc:
+        cache.remove_tree(place)
+        reason = str(exc).splitlines()[0]
+        return _without(artifact, driver, NOT_BUILT, reason, expected)
+    rows = _compare(artifact, driver, out, expected)
+    if all(row.verdict != DIFFER for row in rows):
+        cache.remove_tree(place)
+    return rows
+
+
+def _compare(artifact: str, driver: str, out: Path, expected: Mapping[str, Any]) -> list[Row]:
+    """Hold what was rebuilt against what is expected, or against the ordinary build."""
+    other = _other_inputs(artifact, expected)
+    ordinary = binaries.ordinary(artifact)
+    usual = binaries.files(ordinary)
+    found = binaries.files(out)
+    wanted = (
+        {name: file["sha256"] for name, file in expected["artifacts"][artifact]["files"].items()}
+        if not other
+        else {name: file.sha256 for name, file in usual.items()}
+    )
+    rows = []
+    for name in sorted(wanted.keys() | found.keys()):
+        want, got = wanted.get(name, ""), found[name].sha256 if name in found else ""
+        if want == got:
+            verdict, reason = (SKIPPED, _not_accepted(other)) if other else (MATCH, "")
+        elif name not in usual or usual[name].sha256 != want:
+            verdict, reason = DIFFER, "and so does the ordinary build, so none shows where"
+        else:
+            verdict = DIFFER
+            reason = explain(
+                binaries.content(ordinary, name),
+                binaries.content(out, name) if name in found else b"",
+            )
+            reason += _diffoscope(ordinary / name, out / name)
+        rows.append(Row(artifact, name, driver, verdict, want, got, reason))
+    return rows
+
+
+def _not_accepted(other: Sequence[str]) -> str:
+    return f"rebuilt alike, but not accepted yet: {', '.join(other)}; {ACCEPT}"
+
+
+def _other_inputs(artifact: str, expected: Mapping[str, Any]) -> list[str]:
+    """Return how the artifact's inputs differ from those that were accepted, in words."""
+    known = expected["artifacts"].get(artifact)
+    if known is None:
+        return [f"{artifact} is new"]
+    return binaries.changes(known["inputs"], binaries.inputs(artifact, binaries.needed(artifact)))
+
+
+def _all_other_inputs(only: Sequence[str], expected: Mapping[str, Any]) -> list[str]:
+    """Return every input that is not the accepted one, of trees and chosen artifacts."""
+    others = []
+    for tree in binaries.trees():
+        known = expected["trees"].get(tree, {"inputs": {}})
+        others += binaries.changes(known["inputs"], tree_inputs(tree))
+    # A changed tree is in each artifact's inputs, too, but says less there.
+    return others or [o for name in _chosen(only) for o in _other_inputs(name, expected)]
+
+
+def _kept(artifact: str, driver: str, expected: Mapping[str, Any]) -> list[Row]:
+    """The rows of what is not rebuilt; the ordinary build is compared all the same."""
+    other = _other_inputs(artifact, expected)
+    if other:
+        reason = f"not accepted yet: {', '.join(other)}"
+        return _without(artifact, driver, SKIPPED, reason, expected)
+    rows = []
+    found = binaries.files(binaries.ordinary(artifact))
+    for name, file in sorted(expected["artifacts"][artifact]["files"].items()):
+        got = found[name].sha256 if name in found else ""
+        same = got == file["sha256"]
+        verdict = NOT_BUILT if same else DIFFER
+        reason = "--full rebuilds it; the ordinary build has " + (
+            "the expected bytes" if same else "other bytes"
+        )
+        rows.append(Row(artifact, name, driver, verdict, file["sha256"], got, reason))
+    return rows
+
+
+def _without(
+    artifact: str, driver: str, verdict: str, reason: str, expected: Mapping[str, Any]
+) -> list[Row]:
+    known = expected["artifacts"].get(artifact, {"files": {"(all)": {"sha256": ""}}})
+    return [
+        Row(artifact, name, driver, verdict, file["sha256"], "", reason)
+        for name, file in sorted(known["files"].items())
+    ]
+
+
+def _diffoscope(expected: Path, found: Path) -> str:
+    """Save diffoscope's report beside the rebuilt file, if there is one; say where things are."""
+    if not found.exists():
+        return ""
+    words = f"; rebuilt file: {found}"
+    if shutil.which("diffoscope") is None:
+        return words
+    report = found.with_name(f"{found.name}.diffoscope.txt")
+    command = ["diffoscope", "--text", os.fspath(report), os.fspath(expected), os.fspath(found)]
+    with contextlib.suppress(ArtifactError):  # it takes long on large files: no report then
+        run(command, what="diffoscope", timeout_s=DIFFOSCOPE_S, check=False)
+    return f"{words}; diffoscope: {report}" if report.exists() else words
+
+
+# --- trees and images -------------------------------------------------------------------------
+
+
+def _tree(tree: str, expected: Mapping[str, Any]) -> list[Row]:
+    """Unpack the tree anew, elsewhere, and compare the digests of its image."""
+    name = f"tree/{tree}"
+    known = expected["trees"].get(tree)
+    say(f"verify: {name} (unpacked anew)")
+    place = _elsewhere() / tree
+    try:
+        fetch_tree(tree)
+        unpack(tree, place)
+        image = write(Digest(), f"bananaos-{tree}:verify", place, None, docker_driver.config(tree))
+        found = {"layer.tar": image.layers_sha256[0], "config.json": image.config_sha256}
+        usual = write_layer(Digest(), tree_entries(rootfs(tree))).hexdigest()
+        rows = []
+        for file, key in (("layer.tar", "layer_sha256"), ("config.json", "config_sha256")):
+            want = "" if known is None else known[key]
+            verdict, reason = MATCH, ""
+            if known is None or (why := binaries.changes(known["inputs"], tree_inputs(tree))):
+                verdict = SKIPPED
+                reason = "not accepted yet" if known is None else _not_accepted(why)
+            elif want != found[file]:
+                verdict = DIFFER
+                reason = "unpacked anew it has other digests"
+                if usual != found[file]:
+                    reason += "; the tree in the cache differs from it, too"
+            rows.append(Row(name, file, HOST, verdict, want, found[file], reason))
+        return rows
+    finally:
+        cache.remove_tree(place)
+
+
+def engine_image(expected: Mapping[str, Any]) -> list[Row]:
+    """What the Docker engine itself computed when it loaded the build tree's image."""
+    known = expected["trees"]["build"]
+    layers, identity = docker_driver.engine_digests(docker_driver.have_image())
+    rows = [
+        Row(
+            *("image/build", "layer.tar", "docker"),
+            MATCH if layers == (known["layer_sha256"],) else DIFFER,
+            known["layer_sha256"],
+            layers[0],
+            "" if layers == (known["layer_sha256"],) else "the engine computed another digest",
+        )
+    ]
+    if identity == known["config_sha256"]:
+        rows.append(
+            Row("image/build", "config.json", "docker", MATCH, known["config_sha256"], identity)
+        )
+    else:
+        reason = "the engine names images by a manifest of its own (containerd's image store)"
+        rows.append(
+            Row("image/build", "config.json", "docker", SKIPPED, known["config_sha256"], "", reason)
+        )
+    return rows
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def _named(drivers: Sequence[str], only: Sequence[str]) -> list[str]:
+    for name in drivers:
+        if name not in inside.DRIVERS:
+            raise UsageError(f"--driver {name}: expected one of {', '.join(inside.DRIVERS)}")
+    for artifact in only:
+        if artifact not in binaries.artifacts():
+            raise UsageError(
+                f"--artifact {artifact}: expected one of {', '.join(binaries.artifacts())}"
+            )
+    return list(dict.fromkeys(drivers)) or [inside.driver()]
+
+
+def _chosen(only: Sequence[str]) -> list[str]:
+    return [name for name in binaries.artifacts() if not only or name in only]
+
+
+def _announce(drivers: Sequence[str], full: bool) -> None:
+    known = recipe.recipes().values()
+    minutes = sum(r.minutes for r in known if full or r.minutes <= CHEAP_MINUTES) + 2
+    say(f"verify: with {', '.join(drivers)}: about {minutes:.0f} min each on 2 cores")
+
+
+def _show(rows: list[Row]) -> list[Row]:
+    for row in rows:
+        digest = (row.found_sha256 or row.expected_sha256)[:16]
+        reason = f"  ({row.reason})" if row.reason else ""
+        print(
+            f"{row.verdict:<9} {row.driver:<6} {row.artifact} {row.file} {digest}{reason}",
+            flush=True,
+        )
+    return rows
+
+
+def _conclude(rows: Sequence[Row], others: Sequence[str]) -> None:
+    counts = {word: sum(row.verdict == word for row in rows) for word in VERDICTS}
+    print(", ".join(f"{count} {word}" for word, count in counts.items() if count))
+    differing = sorted({row.artifact for row in rows if row.verdict == DIFFER})
+    if differing:
+        raise Differs(f"{', '.join(differing)}: not the expected bytes")
+    if others:
+        raise Differs(
+            f"other inputs than those of {EXPECTED.name}: {', '.join(sorted(set(others)))}; "
+            f"if that is meant: {ACCEPT}"
+        )
+    # What is only kept has a digest.
+    failed = {row.artifact for row in rows if row.verdict == NOT_BUILT and not row.found_sha256}
+    if failed:
+        raise EnvironmentUnfit(f"{', '.join(sorted(failed))}: could not be rebuilt, see above")
+
+
+def _elsewhere() -> Path:
+    """Where rebuilds are done: a long path of the host, too."""
+    return cache_dir() / "verify" / ("elsewhere-" + "x" * PLACE_CHARACTERS)
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class _Progress:
+    """What an interrupted --full had done, for the next one with the same inputs."""
+
+    def __init__(self, full: bool) -> None:
+        self._path = cache_dir() / "verify" / "progress.json"
+        self._full = full
+        self._done: dict[str, list[dict[str, str]]] = {}
+
+    def __enter__(self) -> "_Progress":
+        if self._full and self._path.exists():
+            with contextlib.suppress(ValueError, OSError):
+                self._done = json.loads(self._path.read_text())
+            say(f"verify: going on after {len(self._done)} artifacts of an earlier --full")
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._full and kind is None:
+            self._path.unlink(missing_ok=True)
+
+    def _key(self, artifact: str, driver: str) -> str:
+        decided = binaries.inputs(artifact, binaries.needed(artifact))
+        return cache.key_of([artifact, driver, decided, EXPECTED.read_text()])
+
+    def get(self, artifact: str, driver: str) -> list[Row] | None:
+        rows = self._done.get(self._key(artifact, driver)) if self._full else None
+        return None if rows is None else [Row(**row) for row in rows]
+
+    def put(self, artifact: str, driver: str, rows: Sequence[Row]) -> None:
+        """Keep the rows of this artifact, unless one differs: that is to be looked at again."""
+        own = [row for row in rows if (row.artifact, row.driver) == (artifact, driver)]
+        if self._full and all(row.verdict in (MATCH, SKIPPED) for row in own):
+            self._done[self._key(artifact, driver)] = [asdict(row) for row in own]
+            schemas.replace_text(self._path, json.dumps(self._done, indent=1) + "\n")

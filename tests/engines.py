@@ -1,0 +1,89 @@
+"""A real Docker engine and a real Nix for the tests, or the reason why there is none.
+
+Promise: what is started here is stopped at the end; an engine that runs already is left as it is,
+with no image or container more than before.
+Limit: starting an engine needs root and Docker's packages; Nix is that of the pinned tree `nix`.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain.command import run
+from toolchain.rootfs import rootfs
+
+MACHINE = Path(__file__).with_name("nix_machine.sh")
+START_S = 120.0
+PROGRAMS = ("nix", "nix-build", "nix-instantiate", "nix-store")
+
+
+@contextlib.contextmanager
+def docker_engine() -> Iterator[str]:
+    """Yield the DOCKER_HOST of an engine: the machine's, or one of our own; skips without."""
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if _answers(host):
+        yield host
+        return
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip(f"no Docker engine at {host}, and none can be started (root, dockerd)")
+    with tempfile.TemporaryDirectory(prefix="engine-") as name:
+        place = Path(name)
+        host = f"unix://{place}/docker.sock"
+        command = ["dockerd", "--host", host, "--data-root", f"{place}/data", "--bridge", "none"]
+        command += ["--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid", "--iptables=false"]
+        with (place / "log").open("wb") as log:
+            engine = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            deadline = time.monotonic() + START_S
+            while not _answers(host):
+                if engine.poll() is not None or time.monotonic() > deadline:
+                    last = (place / "log").read_text(errors="replace").splitlines()[-1:]
+                    pytest.skip(f"dockerd does not start here: {last}")
+                time.sleep(0.2)
+            yield host
+        finally:
+            engine.terminate()
+            engine.wait()
+
+
+def _answers(host: str) -> bool:
+    from docker.errors import DockerException
+
+    import docker
+
+    try:
+        client = docker.DockerClient(base_url=host)
+    except DockerException:
+        return False
+    client.close()
+    return True
+
+
+@contextlib.contextmanager
+def nix() -> Iterator[Path]:
+    """Yield a directory with Nix's programs, whose store is new and empty; skips without."""
+    tree = rootfs("nix")
+    # Not below pytest's own directory, which only the last few runs keep: a store is read-only.
+    place = Path(tempfile.mkdtemp(prefix="nix-"))
+    try:
+        (place / "bin").mkdir()
+        (place / "state" / "etc").mkdir(parents=True)
+        (place / "state" / "etc" / "nix.conf").write_text("build-users-group =\n")
+        for name in PROGRAMS:
+            program = place / "bin" / name
+            program.write_text(f'#!/bin/sh\nexec {MACHINE} {tree} {place}/state {name} "$@"\n')
+            program.chmod(0o755)
+        probe = run([place / "bin" / "nix", "--version"], what="try Nix", check=False)
+        if probe.returncode != 0:
+            pytest.skip("Nix cannot be run here: neither root nor user namespaces")
+        yield place / "bin"
+    finally:
+        subprocess.run(["chmod", "-R", "u+w", place], check=False)
+        shutil.rmtree(place)

@@ -1,0 +1,448 @@
+"""`./inv verify` finds what it is there to find, names it, and says why a file is expected.
+
+Negative controls build with the real tree in a small checkout of their own; those about packages
+and the lock use packages of a few bytes from a mirror of their own.
+"""
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toolchain_checkout import (
+    Checkout,
+    Ended,
+    Mirror,
+    add_rooms,
+    deb,
+    file,
+    instead,
+    make_checkout,
+    names,
+    small_deb,
+    special,
+)
+
+import schemas
+from artifact import binaries, verify
+from artifact.explain import explain
+from toolchain import lock
+from toolchain.docker_driver import image_digests
+from toolchain.paths import REPO, cache_dir
+from toolchain.recipe import recipes
+from toolchain.rootfs import rootfs
+from toolchain.sources import source
+
+ROWS = ("verdict", "driver", "artifact", "file")
+FAULTS = {
+    # The clock of a verify is a year ahead; gcc itself would take SOURCE_DATE_EPOCH.
+    "date": """
+        echo 'const char *when = __DATE__;' >date.c
+        env -u SOURCE_DATE_EPOCH gcc -c date.c -o /out/out
+        """,
+    "path-in-bpf": """
+        echo '__attribute__((section("xdp"))) int f(void *c) { return 2; }' >prog.bpf.c
+        clang -O2 -g -target bpf -c "$PWD/prog.bpf.c" -o prog.unlinked.o
+        bpftool gen object /out/out prog.unlinked.o
+        """,
+    # What GGML_NATIVE=ON comes to.
+    "native": """
+        echo 'void f(float *a, float *b) { for (int i = 0; i < 999; i++) a[i] += b[i]; }' >f.c
+        gcc -O3 -march=native -c f.c -o /out/out
+        """,
+    # pahole 1.30 keeps the order of compilation units whatever -j says; here, as in older ones, a
+    # unit's place depends on the thread that got it.
+    "btf-order": """
+        i=0
+        while [ $i -lt 12 ]; do
+            echo "struct s$i { int a[$i + 1]; }; int f$i(struct s$i *p) { return p->a[0]; }" >u$i.c
+            echo "$((i % JOBS)) u$i.o" >>order
+            i=$((i + 1))
+        done
+        gcc -g -c u*.c
+        gcc -r -o /out/out $(sort -s -n -k1,1 order | cut -d' ' -f2)
+        pahole -J -j"$JOBS" /out/out
+        strip --strip-debug /out/out
+        """,
+    "cpio-time": "mkdir d; echo x >d/f; touch d/g; find d | cpio --quiet -o -H newc >/out/out\n",
+}
+GOOD = """
+    { echo 'const char *when = __DATE__, *where = __FILE__;'; } >good.c
+    gcc -g -O2 -ffile-prefix-map="$PWD"=. -c "$PWD/good.c" -o /out/out
+    """
+
+
+# --- the real expectations ---------------------------------------------------------------------
+
+
+def test_binaries_json_is_about_the_inputs_of_this_checkout() -> None:
+    """No build: what an artifact needs is taken to be as expected."""
+    expected = binaries.read()
+    assert set(expected["artifacts"]) == set(binaries.artifacts()), verify.ACCEPT
+    for artifact, entry in expected["artifacts"].items():
+        needs = recipes()[artifact].needs if artifact in recipes() else ()
+        files = {
+            need: {
+                name: file["sha256"]
+                for name, file in expected["artifacts"][need]["files"].items()
+                if not name.endswith(binaries.EMBEDDED)
+            }
+            for need in needs
+        }
+        changed = binaries.changes(entry["inputs"], binaries.inputs(artifact, files))
+        assert changed == [], f"{artifact}: if that is meant: {verify.ACCEPT}"
+        if artifact in recipes():
+            named = {name for name in entry["files"] if not name.endswith(binaries.EMBEDDED)}
+            assert named == set(recipes()[artifact].outputs)
+
+
+def test_what_ships_is_in_binaries_json() -> None:
+    entries = binaries.read()["artifacts"]
+    for artifact, name in {
+        "kernel/image": "Image",
+        "kernel/vstate-profiler": "vstate_profiler.ko",
+        "kernel/vstate-observer": "vstate_observer!bpf.o",
+        "kernel/truth": "truth.so",
+        "kernel/rvv-probe": "rvv_probe",
+        "sched_ext/scx-vstate": "scx_vstate!bpf.o",
+        "llama.cpp/server-riscv64": "llama-server",
+        "llama.cpp/server-x86-64": "llama-server",
+        "board/initramfs": "initramfs.cpio",
+        "model/banana-tiny": "model.gguf",
+    }.items():
+        assert name in entries[artifact]["files"]
+    assert "vmlinux.btf" in entries["kernel/image"]["files"]
+    assert "mark" in entries["kernel/truth"]["files"]
+
+
+@pytest.mark.boot
+def test_what_was_built_here_has_the_expected_bytes() -> None:
+    """Kernel and llama-server among them, whichever driver this machine built them with."""
+    expected = binaries.read()
+    for artifact, entry in expected["artifacts"].items():
+        found = binaries.files(binaries.ordinary(artifact))
+        assert {name: vars(file) for name, file in found.items()} == entry["files"], artifact
+
+
+@pytest.mark.boot
+def test_the_cheap_ones_are_rebuilt_alike_under_hostile_conditions(tmp_path: Path) -> None:
+    """All but the trees, which `./inv verify` unpacks anew: a minute and 2 GB."""
+    cheap = [name for name in binaries.artifacts() if not _is_dear(name)]
+    rows = verify.verify([], only=cheap, json_file=tmp_path / "rows.json")
+    assert {row.verdict for row in rows} == {"MATCH"}
+    assert {row.artifact for row in rows} == set(cheap)
+    assert len(schemas.read(tmp_path / "rows.json", "verify")["rows"]) == len(rows)
+
+
+def _is_dear(artifact: str) -> bool:
+    return artifact in recipes() and recipes()[artifact].minutes > verify.CHEAP_MINUTES
+
+
+@pytest.mark.long
+def test_all_of_verify_with_each_driver() -> None:
+    verify.verify(["userns", "docker", "nix"], full=True)
+
+
+# --- negative controls, with the real tree -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """A checkout of all rooms whose recipes are the controls; it shares unpacked trees."""
+    for tree in ("build", "hostile"):
+        rootfs(tree)
+    image_digests("build")
+    place = tmp_path_factory.mktemp("workshop")
+    served = Mirror()
+    try:
+        made = make_checkout(place / "checkout", place / "home", served)
+        add_rooms(made)
+        shutil.copy(lock.LOCK, made.root / "toolchain" / "debian.lock")
+        shutil.copy(REPO / "toolchain" / "sources.toml", made.root / "toolchain")
+        (made.cache / "artifacts").mkdir(parents=True)
+        for name in ("rootfs", "downloads"):
+            (made.cache / name).symlink_to(cache_dir() / name)
+        for entry in (cache_dir() / "artifacts").glob("image-build-*"):
+            shutil.copytree(entry, made.cache / "artifacts" / entry.name)
+        for name, script in {"good": GOOD, **FAULTS}.items():
+            made.add_recipe(name, script)
+        done = made.run("verify", "--accept")
+        assert done.code == 0, done.err
+        yield made
+    finally:
+        served.stop()
+
+
+def _rows(done: Ended) -> list[dict[str, str]]:
+    """The rows that were printed; what lies in parentheses is the reason."""
+    rows = []
+    for line in done.out.splitlines():
+        words, _, reason = line.partition("  (")
+        if words.split()[:1] and words.split()[0] in verify.VERDICTS:
+            rows.append(
+                {**dict(zip(ROWS, words.split(), strict=False)), "reason": reason.rstrip(")")}
+            )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def controls(workshop: Checkout) -> tuple[Ended, dict[str, dict[str, str]]]:
+    chosen = [word for name in ("good", *FAULTS) for word in ("--artifact", f"kernel/{name}")]
+    done = workshop.run("verify", *chosen, env={"BANANAOS_DRIVER": ""})
+    return done, {row["artifact"].partition("/")[2]: row for row in _rows(done)}
+
+
+@pytest.mark.boot
+@pytest.mark.parametrize(
+    ("fault", "component"),
+    [
+        ("date", "sections .rodata"),
+        ("path-in-bpf", ".BTF"),
+        ("native", ".text"),
+        ("btf-order", ".BTF"),
+        ("cpio-time", "d/f (mode, owner, time)"),
+    ],
+)
+def test_a_fault_of_a_build_is_found_and_the_component_named(
+    controls: tuple[Ended, dict[str, dict[str, str]]], fault: str, component: str
+) -> None:
+    done, rows = controls
+    assert done.code == 1
+    assert f"kernel/{fault}" in done.error
+    assert rows[fault]["verdict"] == "DIFFER"
+    assert component in rows[fault]["reason"]
+    assert "rebuilt file: /" in rows[fault]["reason"]
+    kept = Path(rows[fault]["reason"].partition("rebuilt file: ")[2].partition(";")[0])
+    assert kept.is_file(), "to be looked at"
+
+
+@pytest.mark.boot
+def test_what_is_reproducible_matches_beside_the_faults(
+    controls: tuple[Ended, dict[str, dict[str, str]]],
+) -> None:
+    done, rows = controls
+    assert rows["good"]["verdict"] == "MATCH"
+    assert "kernel/good" not in done.error
+
+
+@pytest.mark.boot
+def test_accept_refuses_other_bytes_of_the_same_inputs(workshop: Checkout) -> None:
+    path = workshop.root / "artifact" / "expected" / "binaries.json"
+    before = path.read_text()
+    document = json.loads(before)
+    file = document["artifacts"]["kernel/good"]["files"]["out"]
+    file["sha256"] = file["sha256"][::-1]
+    path.write_text(json.dumps(document))
+    done = workshop.run("verify", "--accept")
+    assert done.code == 1
+    assert "kernel/good: other bytes from the same inputs: the build is not reproduc" in done.error
+    assert json.loads(path.read_text()) == document, "nothing was accepted"
+    done = workshop.run("verify", "--artifact", "kernel/good")
+    assert done.code == 1
+    assert "and so does the ordinary build" in done.out
+    path.write_text(before)
+
+
+@pytest.mark.boot
+def test_accept_tells_what_changed_and_why(workshop: Checkout) -> None:
+    script = workshop.root / "kernel" / "good.sh"
+    before = script.read_text()
+    script.write_text(before.replace("-O2", "-O1") + "# changed\n")
+    done = workshop.run("verify", "--artifact", "kernel/good")
+    assert done.code == 1
+    assert "other inputs than those of binaries.json: files good.sh changed" in done.error
+    assert [row["verdict"] for row in _rows(done)] == ["SKIPPED"]
+    done = workshop.run("verify", "--accept")
+    assert done.code == 0, done.err
+    assert "kernel/good: out changed; because files good.sh changed" in done.out.splitlines()
+    assert workshop.run("verify", "--artifact", "kernel/good").code == 0
+    script.write_text(before)
+    assert workshop.run("verify", "--accept").code == 0
+
+
+@pytest.mark.boot
+def test_a_damaged_cache_does_not_deceive(workshop: Checkout) -> None:
+    """The cache's own manifest forged, too: verify rebuilds, and finds the ordinary build wrong."""
+    entry = Path(workshop.run("build", "--artifact", "kernel/good").out.split()[-1])
+    kept = {path.name: path.read_bytes() for path in entry.iterdir()}
+    (entry / "out").write_bytes(b"evil")
+    manifest = json.loads((entry / "manifest.json").read_text())
+    manifest["files"]["out"] = binaries.files(entry)["out"].sha256
+    (entry / "manifest.json").write_text(json.dumps(manifest))
+    done = workshop.run("verify", "--artifact", "kernel/good")
+    assert (done.code, [row["verdict"] for row in _rows(done)]) == (0, ["MATCH"])
+    done = workshop.run("verify", "--accept")
+    assert done.code == 1
+    assert "kernel/good: other bytes from the same inputs" in done.error
+    for name, content in kept.items():
+        (entry / name).write_bytes(content)
+
+
+@pytest.mark.boot
+def test_a_build_that_fails_is_not_a_match(workshop: Checkout) -> None:
+    script = workshop.root / "kernel" / "good.sh"
+    before = script.read_text()
+    script.write_text('[ "$USER" = root ] || { echo "only root" >&2; exit 7; }\n' + before)
+    assert workshop.run("verify", "--accept").code == 0
+    done = workshop.run("verify", "--artifact", "kernel/good")
+    assert done.code == 3
+    assert "kernel/good: could not be rebuilt" in done.error
+    (row,) = _rows(done)
+    assert row["verdict"] == "NOT-BUILT"
+    assert "ended with exit code 7" in row["reason"]
+    script.write_text(before)
+    assert workshop.run("verify", "--accept").code == 0
+
+
+@pytest.mark.boot
+def test_a_driver_that_does_not_work_here_is_skipped_with_the_reason(workshop: Checkout) -> None:
+    done = workshop.run(
+        *("verify", "--driver", "docker", "--driver", "nix", "--artifact", "kernel/good"),
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+    assert done.code == 0, done.err
+    rows = _rows(done)
+    assert [row["driver"] for row in rows] == ["docker", "nix"]
+    assert rows[0]["verdict"] == "SKIPPED"
+    assert "no Docker engine at unix:///nonexistent/docker.sock" in rows[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--driver", "podman"), "--driver podman: expected one of userns, chroot, docker, nix"),
+        (("--artifact", "kernel/none"), "--artifact kernel/none: expected one of "),
+        (("--accept", "--json", "x"), "--accept takes all"),
+        (("--rebuild",), "--rebuild goes with --accept only"),
+    ],
+)
+@pytest.mark.boot
+def test_wrong_usage(workshop: Checkout, words: tuple[str, ...], why: str) -> None:
+    done = workshop.run("verify", *words)
+    assert done.code == 2
+    assert why in done.error
+
+
+# --- packages and the lock ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Checkout]:
+    """A checkout whose trees are a package or two, with a shell, and whose recipes are none."""
+    served = Mirror()
+    try:
+        made = make_checkout(tmp_path / "checkout", tmp_path / "home", served)
+        add_rooms(made)
+        shutil.copy(REPO / "toolchain" / "sources.toml", made.root / "toolchain")
+        made.downloads.mkdir(parents=True)
+        model = source("smollm2")
+        (made.downloads / model.name).symlink_to(model)
+        busybox = (rootfs("build") / "usr" / "bin" / "busybox").read_bytes()
+        applets = [
+            special(f"./usr/bin/{name}", tarfile.SYMTYPE, "busybox")
+            for name in ("sh", "echo", "cat")
+        ]
+        made.add_package("busybox", deb([file("./usr/bin/busybox", busybox, 0o755), *applets]))
+        made.add_package("first", small_deb("first", b"one"))
+        others = [file(f"./{verify.CLOCK}"), file("./usr/bin/qemu-x86_64")]
+        made.add_package("others", deb(others), tree="hostile")
+        done = made.run("verify", "--accept")
+        assert done.code == 0, done.err
+        yield made
+    finally:
+        served.stop()
+
+
+@pytest.mark.boot
+def test_one_flipped_byte_in_a_package(small: Checkout) -> None:
+    row = next(row for row in small.rows if row[1] == "first")
+    path = small.downloads / row[-1]
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    path.write_bytes(flipped)
+    done = small.run("verify")
+    assert done.code == 0
+    assert "first 1.0 all: the download in the cache is damaged; fetching it anew" in done.err
+    # With a mirror that has the package altered, too, nothing gets into a tree.
+    small.mirror.answers[row[5]] = instead(bytes(flipped))
+    path.write_bytes(flipped)
+    shutil.rmtree(small.cache / "rootfs")
+    done = small.run("verify")
+    assert done.code == 4
+    assert "first 1.0 all" in done.error
+    assert "altered or damaged on the way" in done.error
+    assert not any(name.startswith("build-") for name in names(small.cache / "rootfs"))
+    assert not path.exists(), "nothing altered is kept"
+    del small.mirror.answers[row[5]]
+    assert small.run("verify").code == 0
+
+
+@pytest.mark.boot
+def test_a_tampered_lock(small: Checkout) -> None:
+    """Whoever changes lock and mirror together is still told by binaries.json, by name."""
+    (row,) = (row for row in small.rows if row[1] == "first")
+    small.rows.remove(row)
+    small.add_package("first", small_deb("first", b"two"))
+    done = small.run("verify")
+    assert done.code == 1
+    assert "other inputs than those of binaries.json: package first:all changed" in done.error
+    # The lock alone: the mirror's file has another sum.
+    small.mirror.files[row[5]] = small_deb("first", b"one")
+    shutil.rmtree(small.cache / "rootfs")
+    (small.downloads / small.rows[-1][-1]).unlink()
+    done = small.run("verify")
+    assert done.code == 4
+    assert "first 1.0 all" in done.error
+
+
+@pytest.mark.boot
+def test_accept_after_a_rebuild_only(small: Checkout) -> None:
+    """With --rebuild nothing is accepted that another user would build differently."""
+    small.add_recipe("x", "echo made >/out/out\n")
+    done = small.run("verify", "--accept", "--rebuild")
+    assert done.code == 0, done.err
+    assert "kernel/x: new" in done.out.splitlines()
+    accepted = (small.root / "artifact/expected/binaries.json").read_text()
+    (small.root / "kernel" / "x.sh").write_text("echo $USER >/out/out\n")
+    done = small.run("verify", "--accept", "--rebuild")
+    assert done.code == 1
+    assert "kernel/x: not the expected bytes" in done.error
+    assert (small.root / "artifact/expected/binaries.json").read_text() == accepted
+
+
+# --- where files differ ------------------------------------------------------------------------
+
+
+def test_explain_names_members_and_sections_however_deep(tmp_path: Path) -> None:
+    from toolchain.image import Digest, tree_entries, write_layer
+
+    def tar(content: bytes) -> bytes:
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / "f").write_bytes(content)
+        os.utime(tmp_path / "d" / "f", (1, 1))
+        os.utime(tmp_path / "d", (1, 1))
+        with (tmp_path / "tar").open("wb") as out:
+            write_layer(Digest(out), tree_entries(tmp_path / "d"))
+        return (tmp_path / "tar").read_bytes()
+
+    assert explain(b"abc", b"abc") == ""
+    assert explain(b"abc", b"abd") == "first at byte 2 (3 bytes expected, 3 found)"
+    assert explain(b"abc", b"ab") == "first at byte 2 (3 bytes expected, 2 found)"
+    assert explain(tar(b"x"), tar(b"y")) == "members f"
+    assert explain(tar(tar(b"x")), tar(tar(b"y"))) == "members f: members f"
+    program = Path("/bin/sh").resolve().read_bytes()
+    at = program.find(b"GNU\0") + 8
+    damaged = program[:at] + bytes([program[at] ^ 1]) + program[at + 1 :]
+    assert explain(program, damaged).startswith("sections .note")
+    assert explain(program, b"\x7fELF").startswith("first at byte 4")
+
+
+def test_a_loader_without_a_bpf_object_has_none() -> None:
+    assert binaries.bpf_object(Path("/bin/sh").resolve().read_bytes()) is None
+    document: dict[str, Any] = {"a": {"b": "1"}, "artifact": "x", "l": ["m", "n"]}
+    assert dict(binaries._flat(document)) == {"a b": "1", "l": "m, n"}
