@@ -70,11 +70,17 @@ def run_inside(
 
 
 def entering(
-    argv: Sequence[str], binds: Mapping[str, Path], writable: Mapping[str, Path], mounts: Path
+    argv: Sequence[str],
+    binds: Mapping[str, Path],
+    writable: Mapping[str, Path],
+    mounts: Path,
+    *,
+    network: bool = False,
 ) -> list[str]:
     """Return the host command line that runs `argv` in the tree; writes the file `mounts`.
 
-    For run_inside and for the few programs that need the caller's terminal.  Raises
+    For run_inside and for the few programs that need the caller's terminal or outlive the caller.
+    network: with the host's network, for an emulator whose port is forwarded; no build.  Raises
     EnvironmentUnfit for a path or a file system that cannot be used, and as `driver` does.
     """
     rows = [("ro", os.fspath(host.absolute()), inside) for inside, host in binds.items()]
@@ -84,7 +90,8 @@ def entering(
             f"{path!r}: a path with a tab or a line break cannot be mounted; move the checkout, "
             "or set XDG_CACHE_HOME to another directory"
         )
-    entry = [*("unshare", *DRIVERS[driver()], *NAMESPACES), "sh", os.fspath(ENTER)]
+    namespaces = [name for name in NAMESPACES if not (network and name == "--net")]
+    entry = [*("unshare", *DRIVERS[driver()], *namespaces), "sh", os.fspath(ENTER)]
     tree = rootfs("build")
     if os.statvfs(tree).f_flag & os.ST_NOEXEC:
         raise EnvironmentUnfit(
