@@ -2,7 +2,7 @@
 # Assemble the root file system of the board that is reached over SSH as one uncompressed archive.
 # Promise: a pure function of the ssh tree and this room's files; what is the machine's own (host
 # key, the user's key) is not in it, interactive.py appends that.
-# Limit: /home and everything else lies in memory: a reboot gives the board as it was made.
+# Limit: /srv and everything else lies in memory: a reboot gives the board as it was made.
 set -eu
 
 mkdir root
@@ -18,7 +18,7 @@ chmod 600 root/etc/shadow
 while read -r path; do
 	rm -rf "root/$path"
 done </recipe/virtual/userland-exclude.txt
-mkdir -p root/home/banana
+mkdir -p root/srv/banana
 
 python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash -s root -p / \
 	root/usr/lib/python3.13 root/usr/lib/python3 >/dev/null

@@ -1,0 +1,104 @@
+"""One driver at a time: who uses the board, since when, and when he was last heard of.
+
+Promise: taking the lock is atomic; the second driver learns the first one's name and age; a lock of
+another boot, or of a driver that has not been heard of for two minutes and left no run going, is
+taken over, and that is said.
+Limit: drivers that use other directories on the board do not see each other here; doctor sees
+their processes.
+"""
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from board.agent.system import text
+from board.onboard import runs, store
+from board.onboard.refused import Refused
+
+SILENT_S = 120.0
+
+
+def boot_id() -> str:
+    """The kernel's random name for this boot."""
+    return text("/proc/sys/kernel/random/boot_id") or ""
+
+
+def take(directory: str, token: str, owner: str) -> dict[str, str | None]:
+    """Take the lock for the driver `token`; returns the owner it was taken over from, or None."""
+    root = store.opened(directory)
+    with _exclusive(root):
+        held = _held(root)
+        before = None
+        if held is not None and held["token"] != token:
+            now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            silent_s = now_s - held["beat_s"]
+            going = runs.going(root)
+            if silent_s < SILENT_S or going:
+                state = f"last heard of {silent_s:.0f} s ago"
+                if going:
+                    state += f", its run {going[0]} is going on"
+                raise Refused(
+                    f"in use by {held['owner']} for {_words(now_s - held['since_s'])}, {state}: "
+                    "wait for it, or end it with ./inv unflash"
+                )
+            before = f"{held['owner']}, not heard of for {_words(silent_s)}"
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        since_s = held["since_s"] if held and held["token"] == token else now_s
+        _write(root, {"token": token, "owner": owner, "boot_id": boot_id(),
+                      "since_s": since_s, "beat_s": now_s})  # fmt: skip
+    return {"taken_over_from": before}
+
+
+def beat(directory: str, token: str) -> dict[str, bool]:
+    """Say that the driver `token` is there; whether it still holds the lock."""
+    root = Path(directory)
+    if not root.is_dir():
+        return {"held": False}
+    with _exclusive(root):
+        held = _held(root)
+        mine = held is not None and held["token"] == token
+        if held is not None and mine:
+            _write(root, held | {"beat_s": time.clock_gettime(time.CLOCK_BOOTTIME)})
+    return {"held": mine}
+
+
+def release(directory: str, token: str) -> dict[str, bool]:
+    """Give the lock back, if `token` holds it."""
+    root = Path(directory)
+    if not root.is_dir():
+        return {"released": False}
+    with _exclusive(root):
+        held = _held(root)
+        mine = held is not None and held["token"] == token
+        if mine:
+            (root / "lock.json").unlink(missing_ok=True)
+    return {"released": mine}
+
+
+def _held(root: Path) -> dict[str, Any] | None:
+    try:
+        held: dict[str, Any] = json.loads((root / "lock.json").read_text())
+        return held if held["boot_id"] == boot_id() else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _write(root: Path, content: dict[str, Any]) -> None:
+    temporary = root / ".lock.json.new"
+    temporary.write_text(json.dumps(content))
+    temporary.replace(root / "lock.json")
+
+
+@contextlib.contextmanager
+def _exclusive(root: Path) -> Iterator[None]:
+    with (root / store.MARK).open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
