@@ -31,6 +31,7 @@ VERBS: Mapping[str, Callable[..., Any]] = {
     "lock": lock.take,
     "beat": lock.beat,
     "unlock": lock.release,
+    "holder": lock.holder,
     "start": runs.start,
     "status": runs.status,
     "stop": runs.stop,

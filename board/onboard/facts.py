@@ -85,7 +85,7 @@ def facts(directory: str, governors: str, temperatures: str) -> dict[str, Any]:
         "temperature_c": hottest_c(temperatures),
         "throttled": _throttled(),
         "memory_available_mib": memory.get("MemAvailable"),
-        "swap_used_mib": memory["SwapTotal"] - memory["SwapFree"] if "SwapTotal" in memory else None,
+        "swap_used_mib": memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
         "disk_free_mib": _disk_free_mib(directory),
         "directory_writable": _writable(directory),
         "time_s": time.time(),

@@ -79,6 +79,12 @@ def release(directory: str, token: str) -> dict[str, bool]:
     return {"released": mine}
 
 
+def holder(directory: str) -> dict[str, str | None]:
+    """Who holds the lock, without touching it."""
+    held = _held(Path(directory))
+    return {"owner": held["owner"] if held else None}
+
+
 def _held(root: Path) -> dict[str, Any] | None:
     try:
         held: dict[str, Any] = json.loads((root / "lock.json").read_text())

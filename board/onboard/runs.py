@@ -27,7 +27,7 @@ from typing import Any
 from board.agent.system import text
 from board.onboard.refused import Refused
 
-GRACE_S = 90.0
+GRACE_S = 75.0
 """Between TERM and KILL: the agent stops llama-server, which may take a minute."""
 CGROUP = Path("/sys/fs/cgroup/bananaos-target")
 PROFILER = "vstate_profiler"
@@ -77,8 +77,6 @@ def _become_supervisor(run: Path, argv: Sequence[str], cwd: str, writing: int) -
         os.dup2(log, 2)
         os.write(writing, str(agent.pid).encode())
         os.close(writing)
-        # The agent is to stop in order when the session is told to end; this waits for it.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         code = agent.wait()
         _clean(os.getpid())
         temporary = run / ".exit.new"
@@ -119,7 +117,11 @@ def stop(directory: str, token: str) -> dict[str, bool]:
     if sid is None:
         _release_target()
         return {"stopped": False}
-    _signal_session(sid, signal.SIGTERM)
+    # The agent alone: it stops the server and its instruments in order.
+    for pid in _session(sid):
+        if (fields := _stat(pid)) and int(fields[1]) == sid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
     deadline_s = time.monotonic() + GRACE_S
     while _alive(run) and time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -195,20 +197,13 @@ def _freeze(frozen: bool) -> None:
         (CGROUP / "cgroup.freeze").write_text(str(int(frozen)))
 
 
-def _signal_session(sid: int, number: signal.Signals) -> None:
-    for pid in _session(sid):
-        if pid != sid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-
 def _session(sid: int) -> list[int]:
     """The processes of a session, zombies left out."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
-            if int(fields[3]) == sid and fields[0] not in "ZX":
-                found.append(int(entry.name))
+        fields = _stat(int(entry.name)) if entry.name.isdecimal() else None
+        if fields and int(fields[3]) == sid and fields[0] not in "ZX":
+            found.append(int(entry.name))
     return found
 
 

@@ -101,8 +101,14 @@ class Link:
         words = ["sudo", "-n", "--", *words] if root else words
         text = program.package(attachments or {})
         try:
-            done = self._run(verb, words, what=f"ask {self.settings.name} ({verb})",
-                             input_text=text, timeout_s=timeout_s, cancel=cancel)  # fmt: skip
+            done = self._run(
+                verb,
+                words,
+                what=f"ask {self.settings.name} ({verb})",
+                input_text=text,
+                timeout_s=timeout_s,
+                cancel=cancel,
+            )
         except CommandFailed as error:
             raise self._explained(error, verb) from error
         try:
@@ -340,7 +346,9 @@ class Link:
                 "(ssh-copy-id), have the agent hold it (ssh-add), or name it as key in boards.toml"
             )
         if "UNPROTECTED PRIVATE KEY" in said:
-            return EnvironmentUnfit(f"board {name}: the private key may be read by others: chmod 600")
+            return EnvironmentUnfit(
+                f"board {name}: the private key may be read by others: chmod 600"
+            )
         advice = "is it on, is the cable in, does `ssh` reach it?"
         if settings.emulator:
             advice = f"./inv board up --board {name} starts it"
