@@ -9,6 +9,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from toolchain.cli import task
+from toolchain.errors import UsageError
 from toolchain.paths import REPO
 from toolchain.say import say
 
@@ -284,10 +285,30 @@ def board(
         raise Exit(code=code)
 
 
-@task(group="Build", help={"artifact": "such as kernel/image (default: all but those on demand)"})
-def build(_: Context, artifact: str = "") -> None:
-    """Build an artifact (or all) in the pinned tree; prints the folder of each."""
+@task(
+    group="Build",
+    help={
+        "artifact": "such as kernel/image (default: all but those on demand)",
+        "kernel-src": "a kernel tree of yours: build the module, BTF header for --board against it",
+        "board": f"with --kernel-src: {BOARD}",
+    },
+)
+def build(_: Context, artifact: str = "", kernel_src: str = "", board: str = "") -> None:
+    """Build an artifact (or all) in the pinned tree; prints the folder of each.
+
+    With --kernel-src: compare its configuration with kernel/config/board.fragment, and build the
+    profiler module and the C header of the board's types for the kernel that runs on --board.
+    """
     from toolchain import recipe
+
+    if bool(kernel_src) != bool(board):
+        raise UsageError("build: --kernel-src and --board belong together")
+    if kernel_src:
+        from board.boards import ssh_settings
+        from board.ssh.external import build_for_board
+
+        print(build_for_board(Path(kernel_src), ssh_settings(board)))
+        return
 
     known = recipe.recipes()
     for name in [artifact] if artifact else sorted(n for n in known if not known[n].on_demand):

@@ -1,15 +1,16 @@
-"""One question to the board: python3 -m board.onboard VERB JSON; the answer is JSON.
+"""Questions to the board, answered one after the other: a line of JSON in, a line of JSON out.
 
-Promise: standard output is one JSON document; what a verb refuses is {"refused": LINE, "code": N}
-with the exit code the host is to end with, and the exit code here is 0; an exit code other than 0
-is a fault of this program, with its traceback on standard error.
-Limit: the standard library, Python 3.11, Linux.  Reached through board/ssh/program.py, never
-installed.
+    {"verb": V, "arguments": {...}}   ->   {"answer": ...} or {"refused": LINE, "code": N}
+
+Promise: the program ends with its standard input, that is with the connection; nothing it runs can
+write into its answers; a fault of this program is {"fault": TRACEBACK} and it goes on.
+Limit: the standard library, Python 3.11, Linux.  Sent by board/ssh/program.py, never installed.
 """
 
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ VERBS: Mapping[str, Callable[..., Any]] = {
     "have": store.have,
     "install": store.install,
     "remove": store.remove,
+    "forget": store.forget,
     "plan": changes.plan,
     "apply": changes.apply,
     "undo": changes.undo,
@@ -41,19 +43,29 @@ VERBS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def main(verb: str, arguments: str) -> int:
-    """Answer one question on standard output."""
+def main() -> int:
+    """Answer until the connection ends."""
     # Whoever else reads on the board (sftp, another user of it) is no affair of this umask.
     os.umask(0o022)
-    try:
-        answer = VERBS[verb](**json.loads(arguments))
-    except Refused as refusal:
-        answer = {"refused": str(refusal), "code": refusal.code}
-    except OSError as error:
-        answer = {"refused": f"{error.filename or verb}: {why(error)}", "code": 3}
-    json.dump(answer, sys.stdout)
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)  # what something below prints is no answer
+        print(json.dumps({"ready": True}), file=out, flush=True)
+        for line in sys.stdin.buffer:
+            print(json.dumps(_answer(json.loads(line))), file=out, flush=True)
     return 0
 
 
+def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    verb = question["verb"]
+    try:
+        return {"answer": VERBS[verb](**question["arguments"])}
+    except Refused as refusal:
+        return {"refused": str(refusal), "code": refusal.code}
+    except OSError as error:
+        return {"refused": f"{error.filename or verb}: {why(error)}", "code": 3}
+    except Exception:
+        return {"fault": traceback.format_exc()}
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main())

@@ -5,6 +5,7 @@ Limit: some facts need root (kernel log, kprobes, the running kernel's code); wi
 None.
 """
 
+import base64
 import contextlib
 import ctypes
 import glob
@@ -20,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,14 @@ def hello(directory: str) -> dict[str, Any]:
         "boot_id": boot_id(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
+        "time_s": time.time(),
     }
 
 
-def facts(directory: str, governors: str, temperatures: str) -> dict[str, Any]:
-    """All of it; see the functions below for each part."""
+def facts(
+    directory: str, governors: str, temperatures: str, rvv_probe: str | None
+) -> dict[str, Any]:
+    """All of it; see the functions below for each part.  rvv_probe: the program, in base64."""
     described = system.describe()
     memory = _memory()
     return {
@@ -65,7 +68,7 @@ def facts(directory: str, governors: str, temperatures: str) -> dict[str, Any]:
         "root": os.getuid() == 0,
         "soc": (text("/proc/device-tree/compatible") or "").split("\0"),
         "build_id": _build_id(),
-        "vlen": _vlen(),
+        "vlen": _vlen(rvv_probe),
         "missing_extensions": system.missing_extensions(described["isa"]),
         "config": _config(),
         "sched_ext": system.scheduler_state() if Path("/sys/kernel/sched_ext").is_dir() else None,
@@ -88,7 +91,6 @@ def facts(directory: str, governors: str, temperatures: str) -> dict[str, Any]:
         "swap_used_mib": memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
         "disk_free_mib": _disk_free_mib(directory),
         "directory_writable": _writable(directory),
-        "time_s": time.time(),
         "clock_synchronised": _synchronised(),
         "load_1min": os.getloadavg()[0],
         "rt_runtime_us": text("/proc/sys/kernel/sched_rt_runtime_us"),
@@ -141,17 +143,13 @@ def _build_id() -> str | None:
     return None
 
 
-def _vlen() -> dict[str, Any]:
+def _vlen(program: str | None) -> dict[str, Any]:
     """VLEN as rvv_probe reads it from the hardware; the program is run from memory."""
-    archive = sys.path[0]
-    try:
-        with zipfile.ZipFile(archive) as packed:
-            program = packed.read("attached/rvv_probe")
-    except (OSError, KeyError, zipfile.BadZipFile):
+    if program is None:
         return {"bits": None, "why": "rvv_probe was not given"}
     handle = os.memfd_create("rvv_probe")
     with os.fdopen(handle, "wb") as file, tempfile.TemporaryDirectory() as scratch:
-        file.write(program)
+        file.write(base64.b64decode(program))
         file.flush()
         out = Path(scratch, "probe.json")
         argv = [f"/proc/self/fd/{handle}", "--out", os.fspath(out), "--passes", "1"]

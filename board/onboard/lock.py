@@ -1,8 +1,8 @@
 """One driver at a time: who uses the board, since when, and when he was last heard of.
 
-Promise: taking the lock is atomic; the second driver learns the first one's name and age; a lock of
-another boot, or of a driver that has not been heard of for two minutes and left no run going, is
-taken over, and that is said.
+Promise: taking the lock is atomic; the second driver learns the first one's name and age.  What is
+taken over, and said to be: a lock of another boot, and the lock of a driver that left no run going
+and whose connection has been gone for a minute, or that has been silent for ten.
 Limit: drivers that use other directories on the board do not see each other here; doctor sees
 their processes.
 """
@@ -10,6 +10,7 @@ their processes.
 import contextlib
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from board.agent.system import text
 from board.onboard import runs, store
 from board.onboard.refused import Refused
 
-SILENT_S = 120.0
+GONE_S, SILENT_S = 60.0, 600.0
 
 
 def boot_id() -> str:
@@ -37,7 +38,8 @@ def take(directory: str, token: str, owner: str) -> dict[str, str | None]:
             now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             silent_s = now_s - held["beat_s"]
             going = runs.going(root)
-            if silent_s < SILENT_S or going:
+            connected = runs.start_time(held["pid"]) == held["started"]
+            if silent_s < (SILENT_S if connected else GONE_S) or going:
                 state = f"last heard of {silent_s:.0f} s ago"
                 if going:
                     state += f", its run {going[0]} is going on"
@@ -48,8 +50,8 @@ def take(directory: str, token: str, owner: str) -> dict[str, str | None]:
             before = f"{held['owner']}, not heard of for {_words(silent_s)}"
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         since_s = held["since_s"] if held and held["token"] == token else now_s
-        _write(root, {"token": token, "owner": owner, "boot_id": boot_id(),
-                      "since_s": since_s, "beat_s": now_s})  # fmt: skip
+        content = {"token": token, "owner": owner, "since_s": since_s}
+        _write(root, content | _now())
     return {"taken_over_from": before}
 
 
@@ -62,7 +64,7 @@ def beat(directory: str, token: str) -> dict[str, bool]:
         held = _held(root)
         mine = held is not None and held["token"] == token
         if held is not None and mine:
-            _write(root, held | {"beat_s": time.clock_gettime(time.CLOCK_BOOTTIME)})
+            _write(root, held | _now())
     return {"held": mine}
 
 
@@ -83,6 +85,16 @@ def holder(directory: str) -> dict[str, str | None]:
     """Who holds the lock, without touching it."""
     held = _held(Path(directory))
     return {"owner": held["owner"] if held else None}
+
+
+def _now() -> dict[str, Any]:
+    """Of this boot, this moment, and this process, which ends with the driver's connection."""
+    return {
+        "boot_id": boot_id(),
+        "beat_s": time.clock_gettime(time.CLOCK_BOOTTIME),
+        "pid": os.getpid(),
+        "started": runs.start_time(os.getpid()),
+    }
 
 
 def _held(root: Path) -> dict[str, Any] | None:

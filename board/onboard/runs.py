@@ -50,9 +50,13 @@ def start(
         (run / "in" / name).write_text(content)
     words = [word.replace("{in}", f"{run}/in").replace("{out}", f"{run}/out") for word in argv]
     reading, writing = os.pipe()
-    if os.fork() == 0:
-        _become_supervisor(run, words, cwd, writing)
+    between = os.fork()
+    if between == 0:  # whose child is nobody's, so that nobody has to wait for it
+        if os.fork() == 0:
+            _become_supervisor(run, words, cwd, writing)
+        os._exit(0)
     os.close(writing)
+    os.waitpid(between, 0)
     with os.fdopen(reading) as stream:
         said = stream.read()
     if not said.isdecimal():
@@ -64,7 +68,7 @@ def _become_supervisor(run: Path, argv: Sequence[str], cwd: str, writing: int) -
     """Leave the connection's session, start the agent, wait for it; never returns."""
     try:
         os.setsid()
-        (run / "supervisor").write_text(f"{os.getpid()} {_start_time(os.getpid())}\n")
+        (run / "supervisor").write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
         nothing = os.open(os.devnull, os.O_RDWR)
         log = os.open(run / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(nothing, 0)
@@ -212,14 +216,14 @@ def _supervisor(run: Path) -> int | None:
         pid, started = (run / "supervisor").read_text().split()
     except (OSError, ValueError):
         return None
-    return int(pid) if _start_time(int(pid)) == started else None
+    return int(pid) if start_time(int(pid)) == started else None
 
 
 def _alive(run: Path) -> bool:
     return _supervisor(run) is not None
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """Clock ticks since boot: with the pid it names a process for good."""
     fields = _stat(pid)
     return fields[19] if fields and fields[0] not in "ZX" else None

@@ -93,6 +93,17 @@ def install(directory: str, names: Mapping[str, list[Any]]) -> dict[str, list[st
     return {"damaged": [], "changed": changed}
 
 
+def forget(directory: str, name: str) -> dict[str, bool]:
+    """Remove one file of the directory that was made to be fetched."""
+    if "/" in name:
+        raise Refused(f"{name!r}: not a file of the directory", 2)
+    Path(directory, name).unlink(missing_ok=True)
+    root = Path(directory)
+    if not any((root / "artifacts").iterdir()) and not any((root / "blobs").iterdir()):
+        shutil.rmtree(root)  # it was made for this alone
+    return {"forgotten": True}
+
+
 def remove(directory: str) -> dict[str, bool]:
     """Remove the directory with all in it, if it is this project's."""
     root = Path(directory)

@@ -84,7 +84,7 @@ def examine(settings: SshSettings) -> list[Check]:
                     "see the line itself; docs/board.md, `Reaching it`",
                 )
             ]
-        asked_s = time.time()
+        off_s = hello["time_s"] - time.time()
         try:
             facts = session.facts()
         except LinkLost as error:
@@ -95,7 +95,7 @@ def examine(settings: SshSettings) -> list[Check]:
     checks = [Check("reach", "ok", where, "a login and python3", "")]
     if lock is not None:
         checks.append(lock)
-    checks += _checks(settings, facts, asked_s)
+    checks += _checks(settings, facts, off_s)
     return checks
 
 
@@ -120,7 +120,7 @@ def _check(
     return Check(name, level, "nothing" if got in (None, "", []) else str(got), expected, fix)
 
 
-def _checks(settings: SshSettings, facts: Mapping[str, Any], asked_s: float) -> Iterator[Check]:
+def _checks(settings: SshSettings, facts: Mapping[str, Any], off_s: float) -> Iterator[Check]:
     yield _check(
         "root",
         facts["sudo"] or "root",
@@ -131,7 +131,7 @@ def _checks(settings: SshSettings, facts: Mapping[str, Any], asked_s: float) -> 
     yield from _hardware(settings, facts)
     yield from _kernel(facts)
     yield from _steadiness(settings, facts)
-    yield from _room(settings, facts, asked_s)
+    yield from _room(settings, facts, off_s)
     yield from _cleanliness(facts)
 
 
@@ -334,7 +334,7 @@ def _steadiness(settings: SshSettings, facts: Mapping[str, Any]) -> Iterator[Che
     )
 
 
-def _room(settings: SshSettings, facts: Mapping[str, Any], asked_s: float) -> Iterator[Check]:
+def _room(settings: SshSettings, facts: Mapping[str, Any], off_s: float) -> Iterator[Check]:
     free = facts["memory_available_mib"]
     yield _check(
         "memory",
@@ -366,8 +366,7 @@ def _room(settings: SshSettings, facts: Mapping[str, Any], asked_s: float) -> It
         facts["directory_writable"],
         "read-only file system, or of another user: see `mount`; or set ssh.directory",
     )
-    off_s = facts["time_s"] - asked_s
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts["time_s"]))
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() + off_s))
     yield _check(
         "clock",
         f"{when}, {abs(off_s):.0f} s {'ahead' if off_s > 0 else 'behind'}",

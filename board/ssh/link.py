@@ -13,7 +13,6 @@ import base64
 import contextlib
 import datetime
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -29,14 +28,17 @@ from typing import Any
 
 from board.boards import SshSettings
 from board.ssh import program
-from toolchain.command import CommandFailed, Completed, run
+from board.ssh.channel import Channel, ChannelEnded
+from toolchain.command import CommandFailed, run
 from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError, cannot_write
 
 CONNECT_S = 30
 """Until the other side has greeted; an emulated board takes two seconds for the key exchange."""
 SILENCE_S = 10
 """An idle connection is asked for a sign of life as often, and given up after three in vain."""
-LOST = 255
+PROGRAM_S = 60
+"""Until our program there has started; an emulated board on a busy host takes half of it."""
+LOST, NOT_FOUND = 255, 127
 LOG_BYTES = 1 << 20
 _CODES: Mapping[int, type[ArtifactError]] = {2: UsageError, 3: EnvironmentUnfit, 4: InvalidData}
 
@@ -55,7 +57,8 @@ class Link:
         self._state = settings.state
         self._known_hosts = self._state / "known_hosts"
         self._log = self._state / "commands.log"
-        self._master: subprocess.Popen[bytes] | None = None
+        self._channels: dict[bool, Channel] = {}
+        self._busy = threading.Lock()
         self._sockets: Path | None = None
 
     def __enter__(self) -> "Link":
@@ -76,7 +79,7 @@ class Link:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end_master()
+        self._close()
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
@@ -89,39 +92,39 @@ class Link:
         *,
         root: bool = False,
         timeout_s: float = 120.0,
-        attachments: Mapping[str, Path] | None = None,
-        cancel: threading.Event | None = None,
     ) -> Any:
-        """Run a verb of board/onboard on the board and return its answer.
+        """Ask a verb of board/onboard on the board and return its answer.
 
-        root: through sudo (which must not ask).  attachments: files the verb gets in memory.
-        Raises LinkLost, EnvironmentUnfit, and what the verb refuses, each one line.
+        root: through sudo (which must not ask).  Raises LinkLost, EnvironmentUnfit, and what the
+        verb refuses, each one line.
         """
-        words = ["python3", "-I", "-c", program.BOOT, verb, json.dumps(arguments or {})]
-        words = ["sudo", "-n", "--", *words] if root else words
-        text = program.package(attachments or {})
+        started_s, outcome = time.monotonic(), "lost"
         try:
-            done = self._run(
-                verb,
-                words,
-                what=f"ask {self.settings.name} ({verb})",
-                input_text=text,
-                timeout_s=timeout_s,
-                cancel=cancel,
-            )
-        except CommandFailed as error:
-            raise self._explained(error, verb) from error
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
+            with self._busy:
+                try:
+                    channel = self._channel(root)
+                    answer = channel.ask({"verb": verb, "arguments": arguments or {}}, timeout_s)
+                except ChannelEnded as error:
+                    self._close()
+                    raise self._explained(error, verb) from error
+            outcome = "answer" if "answer" in answer else "refused"
+        finally:
+            # Without what goes with the question, which may be a program.
+            self._log_line(f"ask{' as root' if root else ''} {verb}", outcome, started_s)
+        if "fault" in answer:
             raise EnvironmentUnfit(
-                f"board {self.settings.name}: {verb}: its answer is not JSON but "
-                f"{done.stdout[:200]!r}: does a login script there print something?"
-            ) from None
-        if isinstance(answer, dict) and "refused" in answer:
+                f"board {self.settings.name}: {verb}: a fault of this project there:\n"
+                f"{answer['fault']}"
+            )
+        if "refused" in answer:
             kind = _CODES.get(answer["code"], EnvironmentUnfit)
             raise kind(f"board {self.settings.name}: {answer['refused']}")
-        return answer
+        return answer["answer"]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a question is being answered just now."""
+        return self._busy.locked()
 
     def put(self, files: Mapping[str, tuple[Path, int]], directory: str) -> None:
         """Send files: name below `directory` on the board -> file here, bytes of it already there.
@@ -198,134 +201,94 @@ class Link:
         user = self.settings.user
         return [*(("-o", f"User={user}") if user else ()), self.settings.address]
 
-    def _run(
-        self,
-        shown: str,
-        words: Sequence[str],
-        *,
-        what: str,
-        input_text: str | None,
-        timeout_s: float,
-        cancel: threading.Event | None = None,
-    ) -> Completed:
-        self._ensure_master()
-        argv = ["ssh", *self._options(), "-o", "ControlMaster=no", *self._login()]
-        argv += ["--", shlex.join(words)]
-        return self._logged(shown, argv, what, input_text, timeout_s, None, cancel)
-
     def _sftp(self, lines: Sequence[str], directory: Path, size_bytes: int) -> None:
-        self._ensure_master()
         argv = ["sftp", "-q", "-b", "-", *self._options(), "-o", "ControlMaster=no", *self._login()]
-        what = f"move files to or from {self.settings.name}"
-        batch = "".join(f"{line}\n" for line in lines)
         # 100 kB/s is what a very bad cable or an emulator gives.
         limit_s = 120 + size_bytes / 100e3
-        try:
-            self._logged(f"sftp: {'; '.join(lines)}", argv, what, batch, limit_s, directory, None)
-        except CommandFailed as error:
-            raise self._explained(error, "sftp") from error
-
-    def _logged(
-        self,
-        shown: str,
-        argv: Sequence[str],
-        what: str,
-        input_text: str | None,
-        timeout_s: float,
-        cwd: Path | None,
-        cancel: threading.Event | None,
-    ) -> Completed:
-        started_s, code = time.monotonic(), "stopped"
+        started_s, outcome = time.monotonic(), "stopped"
         try:
             done = run(
-                argv, what=what, input_text=input_text, timeout_s=timeout_s, cwd=cwd, cancel=cancel
-            )
-            code = str(done.returncode)
-            return done
-        except CommandFailed as error:
-            code = "timeout" if error.timed_out else str(error.completed.returncode)
-            raise
-        finally:
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            line = f"{now} exit={code} {time.monotonic() - started_s:.2f}s {shown}\n"
-            for log in (self._log, self.run_log):
-                if log is not None:
-                    with contextlib.suppress(OSError), log.open("a") as file:
-                        file.write(line)
-
-    # -- one connection for all commands
-
-    def _ensure_master(self) -> None:
-        """Have a connection that the commands share; without one each makes its own."""
-        assert self._sockets is not None, "a Link is used inside its with block"
-        if self._master is not None:
-            if self._master.poll() is None:
-                return
-            self._end_master()
-        errors = self._sockets / "errors"
-        argv = ["ssh", *self._options(), "-o", "ControlMaster=yes", *self._login(), "--", "cat"]
-        with errors.open("wb") as log:
-            # `cat` ends with our end of the pipe: when this process is killed ssh ends, too.
-            self._master = subprocess.Popen(
                 argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
+                what=f"move files to or from {self.settings.name}",
+                input_text="".join(f"{line}\n" for line in lines),
+                timeout_s=limit_s,
+                cwd=directory,
             )
-        deadline_s = time.monotonic() + CONNECT_S + 5
-        while not (self._sockets / "c").exists():
-            if self._master.poll() is not None or time.monotonic() > deadline_s:
-                self._end_master()
-                raise self._reason(errors.read_text(errors="replace"))
-            time.sleep(0.05)
+            outcome = str(done.returncode)
+        except CommandFailed as error:
+            outcome = "timeout" if error.timed_out else str(error.completed.returncode)
+            ended = ChannelEnded(error.completed.returncode, "\n".join(_said(str(error))))
+            if error.timed_out:
+                ended.code = None
+            self._close()
+            raise self._explained(ended, "sftp") from error
+        finally:
+            shown = lines[0] if len(lines) == 1 else f"{lines[0]} and {len(lines) - 1} more"
+            self._log_line(f"sftp {shown}", outcome, started_s)
 
-    def _end_master(self) -> None:
-        master, self._master = self._master, None
-        if master is None:
-            return
-        assert master.stdin is not None
-        with contextlib.suppress(OSError):
-            master.stdin.close()
-        try:
-            master.wait(2)
-        except subprocess.TimeoutExpired:
-            master.kill()
-            master.wait()
+    def _log_line(self, what: str, outcome: str, started_s: float) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        line = f"{now} {outcome} {time.monotonic() - started_s:.2f}s {what}\n"
+        for log in (self._log, self.run_log):
+            if log is not None:
+                with contextlib.suppress(OSError), log.open("a") as file:
+                    file.write(line)
+
+    # -- one connection for all: the login's channel carries root's and the transfers
+
+    def _channel(self, root: bool) -> Channel:
+        assert self._sockets is not None, "a Link is used inside its with block"
+        channel = self._channels.get(root)
+        if channel is None:
+            words = ["python3", "-I", "-c", program.BOOT]
+            words = ["sudo", "-n", "--", *words] if root else words
+            shared = "no" if root else "yes"
+            if root:
+                self._channel(False)  # ours first: it is the connection
+            argv = ["ssh", *self._options(), "-o", f"ControlMaster={shared}", *self._login()]
+            channel = Channel(
+                [*argv, "--", shlex.join(words)], self._sockets / f"errors{int(root)}"
+            )
+            self._channels[root] = channel
+            channel.open(program.package(), CONNECT_S + PROGRAM_S)
+        return channel
+
+    def _close(self) -> None:
+        """End the channels, root's first."""
+        for root in (True, False):
+            if channel := self._channels.pop(root, None):
+                channel.close()
         if self._sockets is not None:
             (self._sockets / "c").unlink(missing_ok=True)
 
     # -- failures in words
 
-    def _explained(self, error: CommandFailed, verb: str) -> ArtifactError:
-        text = str(error)
-        if error.completed.returncode == LOST or error.timed_out:
-            if error.timed_out:
-                self._end_master()
-                return LinkLost(f"board {self.settings.name}: no answer to {verb} in time")
-            return self._reason("\n".join(_said(text)))
-        said = [line for line in _said(text) if line.strip()]
-        name = self.settings.name
-        if verb == "sftp":
-            # sftp ends with 1 for a refusal of the board and for a connection that broke.
-            if re.search(r"Connection (closed|reset)|Broken pipe|not responding", text):
-                self._end_master()
-                return LinkLost(f"board {name}: the connection broke in a transfer")
-            return EnvironmentUnfit(
-                f"board {name}: {said[-1].strip() if said else 'sftp failed'}: full, read-only, or "
-                f"without an sftp server? ./inv doctor --board {name} tells"
-            )
-        if re.search(r"sudo: .*(password is required|terminal is required)", text):
+    def _explained(self, ended: ChannelEnded, verb: str) -> ArtifactError:
+        name, said = self.settings.name, ended.said
+        last = ([line.strip() for line in said.splitlines() if line.strip()] or [""])[-1]
+        if ended.code is None:
+            return LinkLost(f"board {name}: no answer to {verb} in time")
+        if re.search(r"sudo: .*(password|terminal) is required", said):
             return EnvironmentUnfit(
                 f"board {name}: sudo there asks for a password, which is never typed here: allow "
                 f"'{self.settings.user or 'your user'} ALL=(ALL) NOPASSWD: ALL' in "
                 "/etc/sudoers.d/bananaos on the board (remove it afterwards), or log in as root"
             )
-        if re.search(r"sudo: .*not found|sudo: command not found", text):
+        if re.search(r"sudo: .*not found", said):
             return EnvironmentUnfit(f"board {name}: has no sudo: install it, or log in as root")
-        if error.completed.returncode == 127 or "python3: command not found" in text:
-            return EnvironmentUnfit(f"board {name}: has no python3: install it (3.11 or later)")
-        return EnvironmentUnfit(f"board {name}: {verb} failed: {said[-1] if said else text}")
+        if ended.code == NOT_FOUND:
+            return EnvironmentUnfit(f"board {name}: has no python3 ({last}): install 3.11 or later")
+        if ended.code == LOST or not last:
+            return self._reason(said)
+        if verb == "sftp":
+            # sftp ends with 1 for a refusal of the board and for a connection that broke.
+            if re.search(r"Connection (closed|reset)|Broken pipe|not responding", said):
+                return LinkLost(f"board {name}: the connection broke in a transfer")
+            return EnvironmentUnfit(
+                f"board {name}: {last}: full, read-only, or without an sftp server? "
+                f"./inv doctor --board {name} tells"
+            )
+        return EnvironmentUnfit(f"board {name}: {verb}: {last}")
 
     def _reason(self, said: str) -> ArtifactError:
         """Why ssh itself failed, from what it said."""

@@ -27,6 +27,7 @@ from toolchain.recipe import build
 INSTRUMENTS = ("observer", "profiler")
 """What there is without an emulator."""
 PROGRAM, DATA = 0o755, 0o644
+_EM_RISCV = (243).to_bytes(2, "little")
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,23 @@ class Item:
         """Of the file here, and of the file there."""
         return sha256_file(self.path)
 
+    def require_riscv(self) -> None:
+        """Raise InvalidData for a program or module of another machine."""
+        with self.path.open("rb") as stream:
+            head = stream.read(20)
+        wanted = self.mode == PROGRAM or self.path.suffix == ".ko"
+        if wanted and (head[:4] != b"\x7fELF" or head[18:20] != _EM_RISCV):
+            raise InvalidData(
+                f"{self.path}: not a RISC-V program: it was not sent; build it anew "
+                f"(./inv build), or look at what replaced it"
+            )
+
 
 def module_file(settings: SshSettings) -> Path:
-    """The profiler module for the board's kernel."""
-    if settings.emulator:
-        return build("kernel/vstate-profiler") / "vstate_profiler.ko"
+    """The profiler module for the board's kernel: of its owner's making, or the emulated one's."""
     path = settings.state / "kernel" / "vstate_profiler.ko"
+    if not path.exists() and settings.emulator:
+        return build("kernel/vstate-profiler") / "vstate_profiler.ko"
     if not path.exists():
         raise EnvironmentUnfit(
             f"board {settings.name}: no profiler module for its kernel: "
@@ -99,22 +111,29 @@ def check_module(settings: SshSettings, facts: Mapping[str, Any]) -> None:
         made_for = load.modinfo(path)
     except load.Refused as error:
         raise InvalidData(str(error)) from error
-    release = made_for["vermagic"].split(" ")[0]
-    for what, found, expected in (
-        ("kernel", release, facts["kernel_release"]),
-        ("kernel build-id", made_for["kernel_build_id"], facts["build_id"]),
-    ):
-        if found != expected:
-            raise InvalidData(
-                f"board {settings.name}: {path.name} is for {what} {found}, the board runs "
-                f"{expected}: it was not loaded; ./inv build --kernel-src DIR --board "
-                f"{settings.name} makes one for it"
-            )
+    check_release(settings, path.name, made_for["vermagic"].split(" ")[0], facts)
+    found, expected = made_for["kernel_build_id"], facts["build_id"]
+    if found != expected:
+        raise InvalidData(
+            f"board {settings.name}: {path.name} is for the kernel with build-id {found}, the "
+            f"board's has {expected}: it was not loaded; ./inv build --kernel-src DIR --board "
+            f"{settings.name} makes one for it"
+        )
+
+
+def check_release(settings: SshSettings, what: str, found: str, facts: Mapping[str, Any]) -> None:
+    """Raise InvalidData unless `found` is the release that the board runs."""
+    if found != facts["kernel_release"]:
+        raise InvalidData(
+            f"board {settings.name}: {what} is for kernel {found}, the board runs "
+            f"{facts['kernel_release']}: it was not loaded; ./inv build --kernel-src DIR --board "
+            f"{settings.name} makes a module for that"
+        )
 
 
 def known_sites(build_id: str) -> dict[str, Any] | None:
     """The save sites of the kernel with this build-id, if it is the one built here."""
-    kernel = tools.kernel()
+    kernel = tools.our_kernel()
     return sites.document(kernel) if kernel.build_id == build_id else None
 
 
@@ -129,7 +148,7 @@ def told(
     files = {}
     if "observer" in instruments:
         content["observer"] = f"{there}/vstate_observer"
-        content["spin"] = [f"{start:#x}-{end:#x}" for start, end in tools.spins()]
+        content["spin"] = [f"{start:#x}-{end:#x}" for start, end in tools.server_spins()]
     if "profiler" in instruments:
         content["profiler"] = {
             "module": f"{there}/vstate_profiler.ko",

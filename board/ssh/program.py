@@ -1,4 +1,4 @@
-"""What runs on the board, packed so that it travels with each question and is never installed.
+"""What runs on the board, packed so that it travels with each connection and is never installed.
 
 Promise: the board gets the files of board/onboard and what they import, as one archive on standard
 input that is kept in memory there (memfd) and is gone with the process; the same bytes for the same
@@ -10,8 +10,6 @@ import base64
 import functools
 import io
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
 
 from toolchain.paths import REPO
 
@@ -26,35 +24,23 @@ PATTERNS = (
     "toolchain/__init__.py",
     "toolchain/errors.py",
 )
-ATTACHED = "attached/"
 
-# Reads itself from standard input.  No quotes that a reader of a log would have to untangle.
+# Reads itself from the first line of standard input; the questions follow, a line each.
 BOOT = """
 import base64, os, runpy, sys
 if sys.version_info < (3, 11):
     sys.exit(f"python3 is {sys.version.split()[0]}, expected 3.11 or later")
 handle = os.memfd_create("bananaos")
 with os.fdopen(handle, "wb", closefd=False) as archive:
-    archive.write(base64.b64decode(sys.stdin.buffer.read()))
+    archive.write(base64.b64decode(sys.stdin.buffer.readline()))
 sys.path.insert(0, f"/proc/self/fd/{handle}")
-sys.argv[0] = "onboard"
 runpy.run_module("board.onboard", run_name="__main__")
 """.strip()
 
 
-def package(attachments: Mapping[str, Path]) -> str:
-    """Return the archive, in base64, with the attachments (name -> file) beside the program."""
-    if not attachments:
-        return _program()
-    content = io.BytesIO(base64.b64decode(_program()))
-    with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
-        for name, path in attachments.items():
-            archive.writestr(zipfile.ZipInfo(ATTACHED + name), path.read_bytes())
-    return base64.b64encode(content.getvalue()).decode()
-
-
 @functools.cache
-def _program() -> str:
+def package() -> str:
+    """Return the archive in base64, without a line break."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for pattern in PATTERNS:

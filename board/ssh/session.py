@@ -7,6 +7,7 @@ Limit: when the link is gone for good the board keeps what was written down; the
 `unflash`, undoes it.
 """
 
+import base64
 import contextlib
 import getpass
 import os
@@ -94,29 +95,24 @@ class Session:
 
     def facts(self) -> dict[str, Any]:
         """Everything the board tells of itself; as root where sudo lets us."""
+        probe = (build("kernel/rvv-probe") / "rvv_probe").read_bytes()
         arguments = {
             "directory": self.directory,
             "governors": self.settings.governors,
             "temperatures": self.settings.temperatures,
+            "rvv_probe": base64.b64encode(probe).decode(),
         }
-        attachments = {"rvv_probe": build("kernel/rvv-probe") / "rvv_probe"}
-        answer: dict[str, Any]
+        sudo = None
         try:
-            answer = self.link.ask(
-                "facts",
-                arguments,
-                root=not self.root,
-                attachments=attachments,
-            )
-            answer["sudo"] = None
+            answer = self.link.ask("facts", arguments, root=not self.root)
         except LinkLost:
             raise
         except EnvironmentUnfit as error:
             if self.root:
                 raise
-            answer = self.link.ask("facts", arguments, attachments=attachments)
-            answer["sudo"] = str(error)
-        return answer
+            sudo = str(error)
+            answer = self.link.ask("facts", arguments)
+        return {**answer, "sudo": sudo}
 
     def open(self) -> None:
         """Lock the board, have the changes agreed to, and make them.  May be repeated.
@@ -148,6 +144,8 @@ class Session:
 
         Raises LinkLost, EnvironmentUnfit, and InvalidData where a file keeps arriving damaged.
         """
+        for item in items.values():
+            item.require_riscv()
         sizes = {item.sha256: item.path.stat().st_size for item in items.values()}
         paths = {item.sha256: item.path for item in items.values()}
         names = {name: [item.sha256, item.mode] for name, item in items.items()}
@@ -198,8 +196,9 @@ class Session:
 
     def _beat(self) -> None:
         while not self._stop_beating.wait(BEAT_S):
-            with contextlib.suppress(EnvironmentUnfit):
-                self.beat_now()
+            if not self.link.busy:  # a board that answers a question hears of us
+                with contextlib.suppress(EnvironmentUnfit):
+                    self.beat_now()
 
     def _leave(self) -> None:
         if not self.ask("state")["flashed"]:
