@@ -47,7 +47,7 @@ class Session:
         self.uid = -1
         self.root = False
         self._yes = yes
-        self._token = uuid.uuid4().hex
+        self.token = uuid.uuid4().hex
         self._open = False
         self._agreed = False
         self._stop_beating = threading.Event()
@@ -182,12 +182,12 @@ class Session:
 
     def beat_now(self) -> bool:
         """Whether the board still counts this driver as its owner."""
-        answer = self.link.ask("beat", {"directory": self.directory, "token": self._token})
+        answer = self.link.ask("beat", {"directory": self.directory, "token": self.token})
         return bool(answer["held"])
 
     def _lock(self) -> None:
         owner = f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
-        answer = self.ask("lock", token=self._token, owner=owner)
+        answer = self.ask("lock", token=self.token, owner=owner)
         if answer["taken_over_from"]:
             say(f"board {self.settings.name}: taken over from {answer['taken_over_from']}")
         if self._beating is None:
@@ -205,7 +205,7 @@ class Session:
             answer = self.ask("undo", root=True)
             for line in answer["left"]:
                 say(f"board {self.settings.name}: not undone: {line}")
-        self.ask("unlock", token=self._token)
+        self.ask("unlock", token=self.token)
 
 
 def _words(change: Mapping[str, str]) -> str:

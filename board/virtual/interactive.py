@@ -14,7 +14,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import termios
 import time
@@ -77,13 +76,11 @@ class Interactive:
             self._fresh_run_directory()
             started_s = time.monotonic()
             say(f"board {self._settings.name}: booting; console: {self.console_log}")
-            process = self._start(binds)
+            pid = self._start(binds)
             try:
-                self._await_ssh(process, started_s + ready_s, ready_s)
+                self._await_ssh(pid, started_s + ready_s, ready_s)
             except BaseException:
-                self._kill(process.pid)
-                process.wait()
-                (self._run / "pid").unlink(missing_ok=True)
+                self._kill(pid)
                 raise
         say(
             f"board {self._settings.name}: up after {time.monotonic() - started_s:.0f} s; "
@@ -102,7 +99,6 @@ class Interactive:
             while _start_time(pid) is not None and time.monotonic() < deadline_s:
                 time.sleep(0.05)
             self._kill(pid)
-            (self._run / "pid").unlink(missing_ok=True)
             return True
 
     def pid(self) -> int | None:
@@ -219,7 +215,8 @@ class Interactive:
         except OSError as error:
             raise cannot_write(self._run, error) from error
 
-    def _start(self, binds: dict[str, Path]) -> subprocess.Popen[bytes]:
+    def _start(self, binds: dict[str, Path]) -> int:
+        """Start the emulator in a session of its own; returns its process id."""
         settings = self._settings
         machine = default_machine({"parked_harts": 0, "memory_mib": MEMORY_MIB})
         forward = f"hostfwd=tcp:{settings.address}:{settings.port}-:22"
@@ -236,30 +233,30 @@ class Interactive:
         binds = {**binds, "/identity": self._state / "identity"}
         writable = {"/build": self._run / "build", "/out": self._run}
         command = entering(argv, binds, writable, self._run / "mounts", network=True)
-        # Not run by toolchain.command: it is there to outlive this process.
-        with (self._run / "qemu.log").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                env=ENVIRONMENT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+        # Not run by toolchain.command, and no Popen: it is there to outlive this process.
+        log = os.open(self._run / "qemu.log", os.O_WRONLY | os.O_CREAT, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((nothing, 0), (log, 1), (log, 2))
+        ]
+        try:
+            pid = os.posix_spawnp(
+                command[0], command, ENVIRONMENT, file_actions=actions, setsid=True
             )
-        (self._run / "pid").write_text(f"{process.pid} {_start_time(process.pid)}\n")
-        return process
+        finally:
+            os.close(log)
+            os.close(nothing)
+        (self._run / "pid").write_text(f"{pid} {_start_time(pid)}\n")
+        return pid
 
-    def _await_ssh(
-        self, process: subprocess.Popen[bytes], deadline_s: float, ready_s: float
-    ) -> None:
+    def _await_ssh(self, pid: int, deadline_s: float, ready_s: float) -> None:
         """Wait for the SSH server's greeting: the port itself is open as soon as QEMU is."""
         name = self._settings.name
         while not self._greets():
-            if process.poll() is not None:
+            if _start_time(pid) is None:
                 log = (self._run / "qemu.log").read_text(errors="replace").strip()
                 raise EnvironmentUnfit(
-                    f"board {name}: the emulator ended with exit code {process.returncode}: "
-                    f"{log or 'it said nothing'}\n{self.tail()}"
+                    f"board {name}: the emulator ended: {log or 'it said nothing'}\n{self.tail()}"
                 )
             if time.monotonic() > deadline_s:
                 raise EnvironmentUnfit(
@@ -287,11 +284,13 @@ class Interactive:
         finally:
             os.close(directory)
 
-    @staticmethod
-    def _kill(pid: int) -> None:
+    def _kill(self, pid: int) -> None:
         """Kill the session's processes; unshare's --kill-child ends what is in the namespace."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # started by another process
+            os.waitpid(pid, 0)
+        (self._run / "pid").unlink(missing_ok=True)
 
 
 def _start_time(pid: int) -> str | None:

@@ -1,0 +1,318 @@
+"""A board at the end of a cable, for real: doctor, flash, run, unflash over SSH, and its faults.
+
+One emulated board serves the whole file, in the order of the tests: they share what was flashed.
+Nothing is simulated but the frequency governors and the sensor, which the emulator does not have.
+"""
+
+import dataclasses
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ssh_board
+from fake_board import definitions
+from ssh_board import TestBoard
+
+import schemas
+from board.base import opened
+from board.boards import SshSettings
+from board.cell import Overrides
+from board.runner import run_one
+from board.ssh import payload
+from board.ssh.doctor import Check, doctor, examine
+from board.ssh.flash import flash, unflash
+from board.ssh.link import Link
+from board.ssh.payload import Item
+from board.ssh.session import Session
+from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
+
+pytestmark = pytest.mark.boot
+
+EXPERIMENTS = """
+schema_version = "1"
+[loads.least]
+mode = "closed"
+requests = 2
+warmup_requests = 0
+prompt_words = 4
+max_tokens = 2
+# An emulated hart that spins takes a processor from one that works: few threads.
+[servers.few]
+threads = 2
+threads_batch = 2
+ctx_per_slot = 100
+poll = 0
+[run_defaults]
+board = "virtual"
+model = "banana-tiny"
+policy = "baseline"
+concurrency = 2
+seed = 1
+load = "least"
+server = "few"
+instruments = ["observer", "profiler", "truth"]
+deadline_s = 900
+cost = { cpu_s = 30, disk_mib = 1 }
+[experiments.E0]
+title = "t"
+purpose = "p"
+full_only = false
+[[experiments.E0.parts]]
+model = "banana-tiny"
+policies = ["baseline"]
+concurrencies = [2]
+seeds = [1]
+load = "least"
+server = "few"
+instruments = []
+deadline_s = 900
+cost = { cpu_s = 30, disk_mib = 1 }
+"""
+SNAPSHOT = """
+cut -d' ' -f1-3 /proc/mounts
+cut -d' ' -f1 /proc/modules
+head -n 99 /run/fake/policy*/scaling_governor /run/fake/temp
+find /srv /tmp /root /run /dev/shm -not -path '/run/sudo*' | sort
+for pid in /proc/[0-9]*; do
+    tr '\\0' ' ' <$pid/cmdline 2>/dev/null | grep -v '^$' || true
+done | grep -v 'sshd\\|sudo\\|^sh \\|sort\\|tr ' | sort
+cat /proc/sys/net/core/bpf_jit_enable /proc/sys/kernel/kptr_restrict
+ls /sys/fs/cgroup
+"""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestBoard]:
+    with ssh_board.board(tmp_path_factory.mktemp("board")) as made:
+        # The tree has no grep: a busybox of the same name is enough for these scripts.
+        made.root("ln -s busybox /usr/bin/grep")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def before(machine: TestBoard) -> list[str]:
+    """The board as it was before anything of this project touched it."""
+    return snapshot(machine)
+
+
+def snapshot(machine: TestBoard) -> list[str]:
+    return machine.root(SNAPSHOT).splitlines()
+
+
+def check(checks: list[Check], name: str) -> Check:
+    [found] = [check for check in checks if check.name == name]
+    return found
+
+
+def test_doctor_finds_a_fit_board_and_leaves_it_as_it_was(
+    machine: TestBoard, before: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor(machine.settings, tmp_path / "doctor.json")
+    document = schemas.read(tmp_path / "doctor.json", "doctor")
+    assert document["fit"] and document["board"] == machine.settings.name
+    found = {check["name"]: check for check in document["checks"]}
+    assert found["VLEN"]["got"] == "256 bits"
+    assert found["sched_ext"]["level"] == "ok"
+    assert found["debugfs"]["level"] == "warning" and "mount it" in found["debugfs"]["fix"]
+    assert found["governor of policy4"]["got"] == "schedutil"
+    assert found["temperature"]["got"] == "45.0 degrees C"
+    out = capsys.readouterr().out
+    assert out.count("; expected ") == len(document["checks"])
+    assert snapshot(machine) == before
+
+
+def test_flash_asks_first(machine: TestBoard, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="pass --yes"):
+        flash(machine.settings, None, yes=False)
+    said = capfd.readouterr().err
+    assert "mount debugfs at /sys/kernel/debug" in said
+    assert "policy0/scaling_governor from schedutil to performance" in said
+    assert "schedutil" in machine.root("cat /run/fake/policy0/scaling_governor")
+
+
+def test_flash_sends_what_differs(
+    machine: TestBoard, before: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    # What a transfer left that was cut off, and what one left that went wrong.
+    items = payload.items(machine.settings, None, payload.INSTRUMENTS)
+    server, observer = items["llama-server"], items["vstate_observer"]
+    blobs = "/srv/banana/bananaos/blobs"
+    with Session(machine.settings, yes=True) as session:
+        session.lock_only()
+        cut = 1_000_000
+        half = machine.settings.state / "half"
+        half.write_bytes(server.path.read_bytes()[:cut])
+        session.link.put({f"{server.sha256}.part": (half, 0)}, blobs)
+        half.write_bytes(bytes(observer.path.stat().st_size))
+        session.link.put({f"{observer.sha256}.part": (half, 0)}, blobs)
+        there = session.ask("have", files={server.sha256: 1 << 30, observer.sha256: 1 << 20})
+        assert there == {server.sha256: cut, observer.sha256: 0}
+        session.ask("unlock", token=session.token)
+    flash(machine.settings, "banana-tiny", yes=True)
+    assert "put -a " in machine.log
+    assert "new or changed" in capfd.readouterr().err
+    sent = machine.log.count(" sftp ")
+    flash(machine.settings, "banana-tiny", yes=True)
+    assert "had all files already" in capfd.readouterr().err
+    assert machine.log.count(" sftp ") == sent
+    # A bad disk: what was verified once is read again.
+    machine.root(
+        f"printf x | dd of={blobs}/{server.sha256} bs=1 seek=5000 conv=notrunc 2>/dev/null"
+    )
+    flash(machine.settings, "banana-tiny", yes=True)
+    assert machine.log.count(" sftp ") == sent + 1
+    state = machine.root("cat /run/fake/policy*/scaling_governor; cat /proc/mounts")
+    assert state.startswith("performance\nperformance\n")
+    assert "debugfs" in state and "bpf" in state
+
+
+def test_a_cell_survives_a_pulled_cable(machine: TestBoard, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+
+    def pull() -> None:
+        while not list(results.glob("partial/*/console.log")):
+            time.sleep(0.2)
+        machine.cable(plugged=False)
+        lost = machine.log.count(" lost ")
+        while machine.log.count(" lost ") == lost:
+            time.sleep(0.2)
+        machine.cable(plugged=True)
+
+    puller = threading.Thread(target=pull, daemon=True)
+    puller.start()
+    with opened(machine.settings.name, yes=True) as board:
+        directory = run_one(
+            board, Overrides(), results, definitions=definitions(tmp_path, EXPERIMENTS)
+        )
+    puller.join()
+    record = schemas.read(directory / "record.json", "record")
+    assert record["valid"]
+    assert record["cell"]["instruments"] == ["observer", "profiler"]
+    assert record["agreement"]["agrees"]
+    assert record["environment"]["board"]["host_key"].startswith("SHA256:")
+    assert record["environment"]["board"]["temperature_before_c"] == 45.0
+    [frequency, _] = record["environment"]["board"]["frequencies"]
+    assert frequency["governor"] == "performance"
+    assert " lost " in (directory / "commands.log").read_text()
+    assert not machine.root("ls /srv/banana/bananaos/runs")
+
+
+def test_a_second_driver_is_refused(machine: TestBoard) -> None:
+    with (
+        Session(machine.settings, yes=True) as first,
+        Session(machine.settings, yes=True) as second,
+    ):
+        first.lock_only()
+        with pytest.raises(
+            EnvironmentUnfit, match=r"in use by .*process \d+.* for \d+ s, last heard"
+        ):
+            second.open()
+        assert "process" in check(examine(machine.settings), "other drivers").got
+        first.ask("unlock", token=first.token)
+
+
+def test_another_host_key_is_refused(machine: TestBoard) -> None:
+    known = machine.settings.state / "known_hosts"
+    pinned = known.read_text()
+    other = re.sub(r"(AAAA\S{30})\S{8}", r"\g<1>AAAAAAAA", pinned)
+    known.write_text(other)
+    try:
+        with (
+            Link(machine.settings) as link,
+            pytest.raises(EnvironmentUnfit, match="another host key than at the first contact"),
+        ):
+            link.ask("hello", {"directory": "bananaos"})
+    finally:
+        known.write_text(pinned)
+
+
+def test_a_sudo_that_asks_is_named(machine: TestBoard) -> None:
+    machine.root(
+        "cp /etc/sudoers.d/banana /etc/banana.sudoers\n"
+        "printf '#!/bin/sh\\nmv /etc/banana.sudoers /etc/sudoers.d/banana\\n' >/usr/bin/allow\n"
+        "chmod 755 /usr/bin/allow\n"
+        "printf 'banana ALL=(ALL) ALL\\nbanana ALL=(ALL) NOPASSWD: /usr/bin/allow\\n' "
+        ">/etc/sudoers.d/banana\n"
+    )
+    try:
+        found = check(examine(machine.settings), "root")
+        assert found.level == "error" and "asks for a password" in found.got
+        with pytest.raises(EnvironmentUnfit, match="asks for a password, which is never typed"):
+            flash(machine.settings, None, yes=True)
+    finally:
+        with Link(machine.settings) as link:
+            assert link.interactive(["sudo", "-n", "/usr/bin/allow"]) == 0
+
+
+def test_doctor_sees_a_wrong_clock_and_a_read_only_directory(machine: TestBoard) -> None:
+    machine.root(
+        "date -s \"$(date -d '2 years ago')\" >/dev/null\n"
+        "mkdir -p /srv/ro; mount -t tmpfs -o ro tmpfs /srv/ro\n"
+    )
+    settings = dataclasses.replace(machine.settings, directory="/srv/ro/here")
+    try:
+        checks = examine(settings)
+        clock, directory = check(checks, "clock"), check(checks, "directory")
+        assert clock.level == "error" and "behind" in clock.got and "date" in clock.fix
+        assert directory.level == "error" and directory.got == "cannot be written"
+        with pytest.raises(EnvironmentUnfit, match="read-only"):
+            flash(settings, None, yes=True)
+    finally:
+        machine.root(f"umount /srv/ro; rmdir /srv/ro; date -s @{time.time():.0f} >/dev/null")
+
+
+def test_a_small_disk_is_named_before_anything_is_sent(machine: TestBoard) -> None:
+    machine.root("mkdir /srv/small; mount -t tmpfs -o size=1m,mode=777 tmpfs /srv/small")
+    settings = dataclasses.replace(machine.settings, directory="/srv/small/here")
+    sent = machine.log.count(" sftp ")
+    try:
+        with pytest.raises(EnvironmentUnfit, match=r"0 MiB free, [\d.]+ MiB needed"):
+            flash(settings, None, yes=True)
+        assert machine.log.count(" sftp ") == sent
+    finally:
+        machine.root("umount /srv/small; rmdir /srv/small")
+
+
+def other_module(settings: SshSettings, change: tuple[bytes, bytes]) -> Path:
+    """Put a module that differs in these bytes where the owner's own would lie."""
+    data = payload.module_file(settings).read_bytes()
+    assert change[0] in data
+    path = settings.state / "kernel" / "vstate_profiler.ko"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data.replace(*change))
+    return path
+
+
+def test_a_module_of_another_kernel_is_never_loaded(machine: TestBoard) -> None:
+    path = other_module(machine.settings, (b"vermagic=6.12", b"vermagic=6.18"))
+    try:
+        with pytest.raises(InvalidData, match=r"is for kernel 6\.18\S*, the board runs 6\.12"):
+            flash(machine.settings, None, yes=True)
+    finally:
+        path.unlink()
+        path.parent.rmdir()
+
+
+def test_a_program_of_another_machine_is_never_sent(machine: TestBoard) -> None:
+    with Session(machine.settings, yes=True) as session:
+        session.lock_only()
+        with pytest.raises(InvalidData, match="/bin/sh: not a RISC-V program: it was not sent"):
+            session.supply({"llama-server": Item(Path("/bin/sh"), payload.PROGRAM)})
+        session.ask("unlock", token=session.token)
+
+
+def test_unflash_puts_all_back(machine: TestBoard, before: list[str]) -> None:
+    unflash(machine.settings, yes=True)
+    assert snapshot(machine) == before
+
+
+def test_commands_are_logged_without_what_they_carry(machine: TestBoard) -> None:
+    lines = machine.log.splitlines()
+    assert all(
+        re.match(r"\S+\+00:00 (answer|refused|lost|\d+) \d+\.\d\ds (ask|sftp) ", x) for x in lines
+    )
+    assert json.dumps(lines).count("base64") == 0
