@@ -151,7 +151,7 @@ def test_flash_sends_what_differs(
         session.link.put({f"{observer.sha256}.part": (half, 0)}, blobs)
         there = session.ask("have", files={server.sha256: 1 << 30, observer.sha256: 1 << 20})
         assert there == {server.sha256: cut, observer.sha256: 0}
-        session.ask("unlock", token=session.token)
+        session.ask("release", token=session.token)
     flash(machine.settings, "banana-tiny", yes=True)
     assert "put -a " in machine.log
     assert "new or changed" in capfd.readouterr().err
@@ -212,7 +212,7 @@ def test_a_second_driver_is_refused(machine: TestBoard) -> None:
         ):
             second.open()
         assert "process" in check(examine(machine.settings), "other drivers").got
-        first.ask("unlock", token=first.token)
+        first.ask("release", token=first.token)
 
 
 def test_another_host_key_is_refused(machine: TestBoard) -> None:
@@ -302,7 +302,7 @@ def test_a_program_of_another_machine_is_never_sent(machine: TestBoard) -> None:
         session.lock_only()
         with pytest.raises(InvalidData, match="/bin/sh: not a RISC-V program: it was not sent"):
             session.supply({"llama-server": Item(Path("/bin/sh"), payload.PROGRAM)})
-        session.ask("unlock", token=session.token)
+        session.ask("release", token=session.token)
 
 
 def test_unflash_puts_all_back(machine: TestBoard, before: list[str]) -> None:

@@ -103,7 +103,7 @@ def words(change: Change) -> str:
 
 def _make(change: Change) -> None:
     if change["what"] == "value":
-        Path(change["path"]).write_text(change["new"])
+        Path(change["path"]).write_text(change["new"] + "\n")
         return
     kind, path = change["type"], change["path"]
     argv = ["mount", "-t", kind, kind, path]
@@ -126,7 +126,7 @@ def _put_back(change: Change) -> str | None:
     if now != change["new"]:
         return f"{path}: is {now}, was set to {change['new']}: somebody changed it: left as it is"
     try:
-        Path(path).write_text(change["old"])
+        Path(path).write_text(change["old"] + "\n")
     except OSError as error:
         return f"{path}: {error.strerror}"
     return None

@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import pwd
 import re
 import shutil
 import subprocess
@@ -27,7 +26,7 @@ from typing import Any
 from board.agent import system
 from board.agent.system import text
 from board.onboard import store
-from board.onboard.lock import boot_id
+from board.onboard.hello import hottest_c
 from board.onboard.refused import Refused
 
 OPTIONS = (
@@ -39,19 +38,6 @@ PROCESSES = ("llama-server", "scx_vstate", "vstate_observer")
 MODULES = ("vstate_profiler",)
 _NOTE = b"\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\x00"
 _STA_UNSYNC = 0x0040  # linux/timex.h
-
-
-def hello(directory: str) -> dict[str, Any]:
-    """Who and where the login is: what every other verb's directory is made of."""
-    return {
-        "uid": os.getuid(),
-        "user": pwd.getpwuid(os.getuid()).pw_name,
-        "directory": os.path.abspath(Path(Path.home(), directory)),  # noqa: PTH100 (no links)
-        "boot_id": boot_id(),
-        "architecture": platform.machine(),
-        "python": platform.python_version(),
-        "time_s": time.time(),
-    }
 
 
 def facts(
@@ -123,15 +109,6 @@ def btf(directory: str) -> dict[str, Any]:
     data = Path("/sys/kernel/btf/vmlinux").read_bytes()
     (root / "vmlinux.btf").write_bytes(data)
     return {"name": "vmlinux.btf", "size_bytes": len(data)}
-
-
-def hottest_c(pattern: str) -> float | None:
-    """The highest of the temperatures (files of thousandths of a degree), in degrees Celsius."""
-    values = []
-    for path in glob.glob(pattern):  # noqa: PTH207 (the pattern is absolute)
-        with contextlib.suppress(TypeError, ValueError):
-            values.append(int(text(path) or "") / 1000)
-    return max(values, default=None)
 
 
 def _build_id() -> str | None:

@@ -12,13 +12,11 @@ Limit: as root.  A supervisor that was killed as well leaves no exit file, and `
 """
 
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,7 +91,7 @@ def _become_supervisor(run: Path, argv: Sequence[str], cwd: str, writing: int) -
 
 def status(directory: str, token: str, log_offset: int, temperatures: str) -> dict[str, Any]:
     """What the run is doing: going, exit code, new lines of its log, and the board's state."""
-    from board.onboard.facts import hottest_c
+    from board.onboard.hello import hottest_c
     from board.onboard.lock import boot_id
 
     run = Path(directory) / "runs" / token
@@ -149,6 +147,10 @@ def going(root: Path) -> list[str]:
 
 def collect(directory: str, token: str, uid: int) -> dict[str, Any]:
     """Put what the run left into one archive that the login user can fetch; size and sha256."""
+    import tarfile  # the first thing of a connection is never this
+
+    from board.onboard import store
+
     run = Path(directory) / "runs" / token
     archive = run / "results.tar"
     with tarfile.open(archive, "w") as tar:
@@ -156,9 +158,7 @@ def collect(directory: str, token: str, uid: int) -> dict[str, Any]:
             if (run / name).exists():
                 tar.add(run / name, arcname=name)
     os.chown(archive, uid, -1)
-    with archive.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"size_bytes": archive.stat().st_size, "sha256": sha256}
+    return {"size_bytes": archive.stat().st_size, "sha256": store.sha256_of(archive)}
 
 
 def discard(directory: str, token: str) -> dict[str, bool]:

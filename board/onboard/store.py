@@ -9,7 +9,6 @@ name appears or changes at once; what no name needs any more is removed.
 Limit: a disk that goes bad later is found by the next `have`, which reads everything again.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -45,7 +44,7 @@ def have(directory: str, files: Mapping[str, int]) -> dict[str, int]:
     for sha256, size_bytes in files.items():
         whole, part = _paths(root, sha256)
         if whole.exists():
-            if _sha256(whole) == sha256:
+            if sha256_of(whole) == sha256:
                 there[sha256] = -1
                 continue
             whole.unlink()
@@ -126,13 +125,16 @@ def _finish(root: Path, sha256: str) -> bool:
     whole, part = _paths(root, sha256)
     if not part.exists():
         return False
-    if _sha256(part) != sha256:
+    if sha256_of(part) != sha256:
         part.unlink()
         return False
     part.replace(whole)
     return True
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    import hashlib  # costs an emulated hart a third of a second
+
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

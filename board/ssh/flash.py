@@ -51,7 +51,7 @@ def unflash(settings: SshSettings, *, yes: bool) -> None:
         lines = [f"put back {change['path']}" for change in reversed(state["changes"])]
         lines += ["end what is left of runs", f"remove {session.directory}"]
         require_consent(settings.name, lines, yes)
-        for token in session.ask("stop-all", root=True):
+        for token in session.ask("stop_all", root=True):
             say(f"board {settings.name}: ended run {token}")
         answer = session.ask("undo", root=True)
         for line in answer["undone"]:

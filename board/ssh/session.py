@@ -187,7 +187,7 @@ class Session:
 
     def _lock(self) -> None:
         owner = f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
-        answer = self.ask("lock", token=self.token, owner=owner)
+        answer = self.ask("take", token=self.token, owner=owner)
         if answer["taken_over_from"]:
             say(f"board {self.settings.name}: taken over from {answer['taken_over_from']}")
         if self._beating is None:
@@ -205,7 +205,7 @@ class Session:
             answer = self.ask("undo", root=True)
             for line in answer["left"]:
                 say(f"board {self.settings.name}: not undone: {line}")
-        self.ask("unlock", token=self.token)
+        self.ask("release", token=self.token)
 
 
 def _words(change: Mapping[str, str]) -> str:
