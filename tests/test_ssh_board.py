@@ -4,12 +4,16 @@ One emulated board serves the whole file, in the order of the tests: they share 
 Nothing is simulated but the frequency governors and the sensor, which the emulator does not have.
 """
 
+import contextlib
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +22,13 @@ from fake_board import definitions
 from ssh_board import TestBoard
 
 import schemas
+from analysis.collect import collect
 from board.base import opened
 from board.boards import SshSettings
 from board.cell import Overrides
 from board.runner import run_one
 from board.ssh import payload
+from board.ssh.board import SshBoard
 from board.ssh.doctor import Check, doctor, examine
 from board.ssh.flash import flash, unflash
 from board.ssh.link import Link
@@ -170,35 +176,75 @@ def test_flash_sends_what_differs(
     assert "debugfs" in state and "bpf" in state
 
 
-def test_a_cell_survives_a_pulled_cable(machine: TestBoard, tmp_path: Path) -> None:
+def run_cell(machine: TestBoard, results: Path) -> Path:
+    """Run the least cell; returns its folder."""
+    known = definitions(results.parent, EXPERIMENTS)
+    with opened(machine.settings.name, yes=True) as board:
+        return run_one(board, Overrides(), results, definitions=known)
+
+
+@contextlib.contextmanager
+def meanwhile(results: Path, do: Callable[[], None], seen: str = "agent: ") -> Iterator[None]:
+    """Do something as soon as the agent has said so much in a run."""
+    failed: list[BaseException] = []
+    over = threading.Event()
+
+    def wait_and_do() -> None:
+        try:
+            while not over.is_set():
+                logs = [path.read_text() for path in results.glob("partial/*/console.log")]
+                if any(seen in log for log in logs):
+                    return do()
+                time.sleep(0.2)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait_and_do, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert not failed, failed
+
+
+def test_a_cell_survives_heat_and_a_pulled_cable(
+    machine: TestBoard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     results = tmp_path / "results"
+    machine.root("echo 90000 >/run/fake/temp")
+
+    def cool() -> None:
+        while "waiting for 70" not in capfd.readouterr().err:
+            time.sleep(0.2)
+        machine.root("echo 45000 >/run/fake/temp")
 
     def pull() -> None:
-        while not list(results.glob("partial/*/console.log")):
-            time.sleep(0.2)
         machine.cable(plugged=False)
         lost = machine.log.count(" lost ")
         while machine.log.count(" lost ") == lost:
             time.sleep(0.2)
         machine.cable(plugged=True)
 
-    puller = threading.Thread(target=pull, daemon=True)
-    puller.start()
-    with opened(machine.settings.name, yes=True) as board:
-        directory = run_one(
-            board, Overrides(), results, definitions=definitions(tmp_path, EXPERIMENTS)
-        )
-    puller.join()
+    cooler = threading.Thread(target=cool, daemon=True)
+    cooler.start()
+    with meanwhile(results, pull):
+        directory = run_cell(machine, results)
+    cooler.join()
     record = schemas.read(directory / "record.json", "record")
     assert record["valid"]
     assert record["cell"]["instruments"] == ["observer", "profiler"]
     assert record["agreement"]["agrees"]
-    assert record["environment"]["board"]["host_key"].startswith("SHA256:")
-    assert record["environment"]["board"]["temperature_before_c"] == 45.0
-    [frequency, _] = record["environment"]["board"]["frequencies"]
-    assert frequency["governor"] == "performance"
+    environment = record["environment"]["board"]
+    assert environment["host_key"].startswith("SHA256:")
+    assert environment["temperature_before_c"] == 45.0
+    assert environment["waited_for_cooling_s"] > 0
+    assert [row["governor"] for row in environment["frequencies"]] == ["performance"] * 2
     assert " lost " in (directory / "commands.log").read_text()
     assert not machine.root("ls /srv/banana/bananaos/runs")
+    [run] = collect(results)
+    assert run.row["platform"] == "emulated" and run.row["vlen_bits"] == 256
 
 
 def test_a_second_driver_is_refused(machine: TestBoard) -> None:
@@ -250,8 +296,8 @@ def test_a_sudo_that_asks_is_named(machine: TestBoard) -> None:
 
 def test_doctor_sees_a_wrong_clock_and_a_read_only_directory(machine: TestBoard) -> None:
     machine.root(
-        "date -s \"$(date -d '2 years ago')\" >/dev/null\n"
-        "mkdir -p /srv/ro; mount -t tmpfs -o ro tmpfs /srv/ro\n"
+        f"date -s @{time.time() - 2 * 365 * 86400:.0f} >/dev/null\n"
+        "mkdir -p /srv/ro; busybox mount -t tmpfs -o ro tmpfs /srv/ro\n"
     )
     settings = dataclasses.replace(machine.settings, directory="/srv/ro/here")
     try:
@@ -262,11 +308,13 @@ def test_doctor_sees_a_wrong_clock_and_a_read_only_directory(machine: TestBoard)
         with pytest.raises(EnvironmentUnfit, match="read-only"):
             flash(settings, None, yes=True)
     finally:
-        machine.root(f"umount /srv/ro; rmdir /srv/ro; date -s @{time.time():.0f} >/dev/null")
+        machine.root(
+            f"busybox umount /srv/ro; rmdir /srv/ro; date -s @{time.time():.0f} >/dev/null"
+        )
 
 
 def test_a_small_disk_is_named_before_anything_is_sent(machine: TestBoard) -> None:
-    machine.root("mkdir /srv/small; mount -t tmpfs -o size=1m,mode=777 tmpfs /srv/small")
+    machine.root("mkdir /srv/small; busybox mount -t tmpfs -o size=1m,mode=777 tmpfs /srv/small")
     settings = dataclasses.replace(machine.settings, directory="/srv/small/here")
     sent = machine.log.count(" sftp ")
     try:
@@ -274,7 +322,7 @@ def test_a_small_disk_is_named_before_anything_is_sent(machine: TestBoard) -> No
             flash(settings, None, yes=True)
         assert machine.log.count(" sftp ") == sent
     finally:
-        machine.root("umount /srv/small; rmdir /srv/small")
+        machine.root("busybox umount /srv/small; rmdir /srv/small")
 
 
 def other_module(settings: SshSettings, change: tuple[bytes, bytes]) -> Path:
@@ -305,6 +353,86 @@ def test_a_program_of_another_machine_is_never_sent(machine: TestBoard) -> None:
         session.ask("release", token=session.token)
 
 
+@pytest.mark.long
+def test_a_killed_agent_is_an_invalid_run_and_leaves_nothing(
+    machine: TestBoard, tmp_path: Path
+) -> None:
+    def kill() -> None:
+        machine.root(
+            "for pid in /proc/[0-9]*; do\n"
+            "if tr '\\0' ' ' <$pid/cmdline | grep -q '^python3 -m board.agent'; then\n"
+            "kill -9 ${pid#/proc/}; fi; done"
+        )
+
+    results = tmp_path / "results"
+    with meanwhile(results, kill), pytest.raises(InvalidData, match="agent-failed"):
+        run_cell(machine, results)
+    [directory] = (results / "runs").iterdir()
+    failure = schemas.read(directory / "record.json", "record")["environment"]["failure"]
+    assert "killed by signal 9" in failure["detail"]
+    assert "llama-server" not in machine.root("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert not machine.root("cat /proc/modules; ls -d /sys/fs/cgroup/bananaos* || true")
+
+
+@pytest.mark.long
+def test_a_disk_that_fills_up_is_named(machine: TestBoard, tmp_path: Path) -> None:
+    def fill() -> None:
+        machine.root("dd if=/dev/zero of=/srv/filler bs=1M 2>/dev/null || true")
+
+    results = tmp_path / "results"
+    try:
+        with meanwhile(results, fill), pytest.raises(EnvironmentUnfit, match="its disk is full"):
+            run_cell(machine, results)
+    finally:
+        machine.root("rm -f /srv/filler")
+    assert len(list((results / "void").iterdir())) == 1
+
+
+@pytest.mark.long
+def test_a_board_that_stays_hot_is_given_up(machine: TestBoard, tmp_path: Path) -> None:
+    machine.root("echo 90000 >/run/fake/temp")
+    settings = dataclasses.replace(machine.settings, cooling_s=0)
+    known = definitions(tmp_path, EXPERIMENTS)
+    try:
+        with (
+            SshBoard(settings, yes=True) as board,
+            pytest.raises(
+                EnvironmentUnfit, match=r"90\.0 degrees C after \d+ s, expected at most 70"
+            ),
+        ):
+            run_one(board, Overrides(), tmp_path / "results", definitions=known)
+    finally:
+        machine.root("echo 45000 >/run/fake/temp")
+
+
+@pytest.mark.long
+def test_a_killed_driver_is_taken_over_from_once_its_run_has_ended(
+    machine: TestBoard, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    code = "import test_ssh_board as t, sys; t.drive(sys.argv[1], sys.argv[2])"
+    argv = [sys.executable, "-c", code, machine.settings.name, os.fspath(results)]
+    paths = f"{Path(__file__).parent}:{Path(__file__).parents[1]}"
+    driver = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": paths})
+    with meanwhile(results, driver.kill):
+        driver.wait()
+    with (
+        Session(machine.settings, yes=True) as session,
+        pytest.raises(EnvironmentUnfit, match=r"in use by .*its run \S+ is going on"),
+    ):
+        session.open()
+    unflash(machine.settings, yes=True)
+    assert "llama-server" not in machine.root("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+
+
+def drive(name: str, results: str) -> None:
+    """What the driver does that is killed."""
+    Path(results).mkdir()
+    known = definitions(Path(results), EXPERIMENTS)
+    with opened(name, yes=True) as board:
+        run_one(board, Overrides(), Path(results), definitions=known)
+
+
 def test_unflash_puts_all_back(machine: TestBoard, before: list[str]) -> None:
     unflash(machine.settings, yes=True)
     assert snapshot(machine) == before
@@ -316,3 +444,16 @@ def test_commands_are_logged_without_what_they_carry(machine: TestBoard) -> None
         re.match(r"\S+\+00:00 (answer|refused|lost|\d+) \d+\.\d\ds (ask|sftp) ", x) for x in lines
     )
     assert json.dumps(lines).count("base64") == 0
+
+
+@pytest.mark.long
+def test_a_restarted_board_voids_the_cell_and_it_is_run_again(
+    machine: TestBoard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    with meanwhile(results, lambda: machine.emulated.monitor("system_reset") and None):
+        directory = run_cell(machine, results)
+    assert directory.name.endswith("-2")
+    [void] = (results / "void").iterdir()
+    assert "board-restarted" in (void / "void.txt").read_text()
+    assert "restarted: setting it up again" in capfd.readouterr().err

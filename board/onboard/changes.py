@@ -106,7 +106,7 @@ def _make(change: Change) -> None:
         Path(change["path"]).write_text(change["new"] + "\n")
         return
     kind, path = change["type"], change["path"]
-    argv = ["mount", "-t", kind, kind, path]
+    argv = ["mount", "-n", "-t", kind, kind, path]  # -n: nothing below /run/mount
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(done.returncode, done.stderr.strip() or "mount failed", path)
@@ -118,7 +118,7 @@ def _put_back(change: Change) -> str | None:
     if change["what"] == "mount":
         if change["type"] not in _mounted(path):
             return None
-        done = subprocess.run(["umount", path], capture_output=True, text=True, check=False)
+        done = subprocess.run(["umount", "-n", path], capture_output=True, text=True, check=False)
         return f"{path}: {done.stderr.strip()}" if done.returncode else None
     now = text(path)
     if now == change["old"]:
