@@ -405,6 +405,11 @@ def test_a_board_that_stays_hot_is_given_up(machine: TestBoard, tmp_path: Path) 
         machine.root("echo 45000 >/run/fake/temp")
 
 
+def test_unflash_puts_all_back(machine: TestBoard, before: list[str]) -> None:
+    unflash(machine.settings, yes=True)
+    assert snapshot(machine) == before
+
+
 @pytest.mark.long
 def test_a_killed_driver_is_taken_over_from_once_its_run_has_ended(
     machine: TestBoard, tmp_path: Path
@@ -433,11 +438,6 @@ def drive(name: str, results: str) -> None:
         run_one(board, Overrides(), Path(results), definitions=known)
 
 
-def test_unflash_puts_all_back(machine: TestBoard, before: list[str]) -> None:
-    unflash(machine.settings, yes=True)
-    assert snapshot(machine) == before
-
-
 def test_commands_are_logged_without_what_they_carry(machine: TestBoard) -> None:
     lines = machine.log.splitlines()
     assert all(
@@ -451,7 +451,11 @@ def test_a_restarted_board_voids_the_cell_and_it_is_run_again(
     machine: TestBoard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
-    with meanwhile(results, lambda: machine.emulated.monitor("system_reset") and None):
+
+    def restart() -> None:
+        machine.emulated.monitor("system_reset")
+
+    with meanwhile(results, restart):
         directory = run_cell(machine, results)
     assert directory.name.endswith("-2")
     [void] = (results / "void").iterdir()
