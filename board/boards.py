@@ -13,7 +13,7 @@ from typing import Any
 
 import schemas
 from toolchain.errors import InvalidData, UsageError
-from toolchain.paths import REPO, cache_dir
+from toolchain.paths import REPO, state_dir
 
 BOARDS = REPO / "board" / "boards.toml"
 VARIABLE = "BANANAOS_BOARDS"
@@ -47,7 +47,7 @@ class SshSettings:
     @property
     def state(self) -> Path:
         """Where this host keeps what it knows of the board: its host key, module, command log."""
-        return cache_dir() / "boards" / self.name
+        return state_dir() / "boards" / self.name
 
     @property
     def destination(self) -> str:

@@ -53,7 +53,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "boards.toml"
     file.write_text(OWN)
     monkeypatch.setenv(boards.VARIABLE, os.fspath(file))
-    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", os.fspath(tmp_path / "state"))
     return file
 
 

@@ -144,7 +144,7 @@ def test_flash_sends_what_differs(
     machine: TestBoard, before: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     # What a transfer left that was cut off, and what one left that went wrong.
-    items = payload.items(machine.settings, None, payload.INSTRUMENTS)
+    items = payload.items(machine.settings, None, payload.ALL)
     server, observer = items["llama-server"], items["vstate_observer"]
     blobs = "/srv/banana/bananaos/blobs"
     with Session(machine.settings, yes=True) as session:

@@ -4,14 +4,17 @@
     DIRECTORY/runs/<token>/in/          the files of the run, given as text
     DIRECTORY/runs/<token>/out/         what the agent writes
     DIRECTORY/runs/<token>/agent.log    what it says
+    DIRECTORY/runs/<token>/before.json  what a policy may change, as it was
     DIRECTORY/runs/<token>/exit         its exit code, once it has ended; negative for a signal
 
 Promise: the agent and all it starts are one session; when the agent ends, or is stopped, nothing of
-the session is left, the target's cgroup is thawed and gone and the profiler is unloaded.
+the session is left (and with its loader a scheduler is gone), the target's cgroup is thawed and
+gone, the profiler is unloaded, and base slice and cgroup controllers are as they were.
 Limit: as root.  A supervisor that was killed as well leaves no exit file, and `status` says so.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -22,12 +25,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from board.agent.system import text
+from board.agent.system import BASE_SLICE, text
 from board.onboard.refused import Refused
 
 GRACE_S = 75.0
 """Between TERM and KILL: the agent stops llama-server, which may take a minute."""
 CGROUP = Path("/sys/fs/cgroup/bananaos-target")
+CONTROLLERS = Path("/sys/fs/cgroup/cgroup.subtree_control")
 PROFILER = "vstate_profiler"
 
 
@@ -42,10 +46,12 @@ def start(
     if busy := going(root):
         raise Refused(f"run {busy[0]} is going on already; ./inv unflash ends it")
     run = root / "runs" / token
-    for name in ("in", "out"):
+    for name in ("in", "out", "tmp"):
         (run / name).mkdir(parents=True)
     for name, content in files.items():
         (run / "in" / name).write_text(content)
+    before = {"base_slice": text(BASE_SLICE), "controllers": text(CONTROLLERS)}
+    (run / "before.json").write_text(json.dumps(before))
     words = [word.replace("{in}", f"{run}/in").replace("{out}", f"{run}/out") for word in argv]
     reading, writing = os.pipe()
     between = os.fork()
@@ -71,7 +77,15 @@ def _become_supervisor(run: Path, argv: Sequence[str], cwd: str, writing: int) -
         log = os.open(run / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(nothing, 0)
         try:
-            agent = subprocess.Popen(argv, cwd=cwd, stdin=nothing, stdout=log, stderr=log)
+            settings = {"TMPDIR": str(run / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+            agent = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env={**os.environ, **settings, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"},
+                stdin=nothing,
+                stdout=log,
+                stderr=log,
+            )
         except OSError as error:
             os.write(writing, f"{argv[0]}: {error.strerror}".encode())
             os._exit(1)
@@ -80,7 +94,7 @@ def _become_supervisor(run: Path, argv: Sequence[str], cwd: str, writing: int) -
         os.write(writing, str(agent.pid).encode())
         os.close(writing)
         code = agent.wait()
-        _clean(os.getpid())
+        _clean(run, os.getpid())
         temporary = run / ".exit.new"
         temporary.write_text(f"{code}\n")
         temporary.replace(run / "exit")
@@ -117,7 +131,7 @@ def stop(directory: str, token: str) -> dict[str, bool]:
     run = Path(directory) / "runs" / token
     sid = _supervisor(run)
     if sid is None:
-        _release_target()
+        _release(run)
         return {"stopped": False}
     # The agent alone: it stops the server and its instruments in order.
     for pid in _session(sid):
@@ -127,7 +141,7 @@ def stop(directory: str, token: str) -> dict[str, bool]:
     deadline_s = time.monotonic() + GRACE_S
     while _alive(run) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    _clean(sid, supervisor_too=True)
+    _clean(run, sid, supervisor_too=True)
     return {"stopped": True}
 
 
@@ -136,7 +150,8 @@ def stop_all(directory: str) -> list[str]:
     stopped = going(Path(directory))
     for token in stopped:
         stop(directory, token)
-    _release_target()
+    if not stopped:
+        _release(None)
     return stopped
 
 
@@ -173,7 +188,7 @@ def discard(directory: str, token: str) -> dict[str, bool]:
 # -- the session
 
 
-def _clean(sid: int, *, supervisor_too: bool = False) -> None:
+def _clean(run: Path, sid: int, *, supervisor_too: bool = False) -> None:
     """Kill what is left of the session and undo what only a killed agent leaves undone."""
     _freeze(False)  # a frozen process does not die
     spared = None if supervisor_too else sid
@@ -185,15 +200,32 @@ def _clean(sid: int, *, supervisor_too: bool = False) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-    _release_target()
+    _release(run)
 
 
-def _release_target() -> None:
+def _release(run: Path | None) -> None:
+    """Undo what a run does to the system, whether or not its agent came to that."""
     _freeze(False)
     with contextlib.suppress(OSError):
         CGROUP.rmdir()
+    if run is not None:
+        _put_back(run)
     if Path("/sys/module", PROFILER).exists():
         subprocess.run(["rmmod", PROFILER], capture_output=True, check=False)
+
+
+def _put_back(run: Path) -> None:
+    try:
+        before = json.loads((run / "before.json").read_text())
+    except (OSError, ValueError):
+        return
+    with contextlib.suppress(OSError):
+        if before["base_slice"] not in (None, text(BASE_SLICE)):
+            BASE_SLICE.write_text(before["base_slice"])
+    added = set((text(CONTROLLERS) or "").split()) - set((before["controllers"] or "").split())
+    for controller in sorted(added & {"cpuset"}):  # what is not ours may be needed by others
+        with contextlib.suppress(OSError):
+            CONTROLLERS.write_text(f"-{controller}")
 
 
 def _freeze(frozen: bool) -> None:

@@ -18,21 +18,22 @@ from typing import Any
 
 from board.base import RunFailed, RunVoid
 from board.boards import SshSettings
+from board.cell import tools_of
 from board.ssh import payload
+from board.ssh.doctor import STOCK
 from board.ssh.link import LinkLost
 from board.ssh.session import Patience, Session
 from board.virtual.boot import extract
+from board.virtual.guest import INVALID, TO_AGENT
 from toolchain.command import Cancelled
 from toolchain.errors import EnvironmentUnfit, UsageError
 from toolchain.fetch import sha256_file
 from toolchain.say import say
 
-INVALID = 4
 POLL_S = 3.0
 BACK_S = 600.0
 """How long a board that is gone is waited for, beyond the run's deadline."""
 COLD_POLL_S = 10.0
-TO_AGENT = ("machine", "concurrency", "load", "server")
 LOG = "console.log"
 TAIL_LINES = 12
 FULL_BYTES = 1 << 20
@@ -71,9 +72,9 @@ class SshBoard:
             raise UsageError(f"board {self.name}: {asked}: a board's machine cannot be chosen")
         return None
 
-    def prepare(self, model: str, instruments: Sequence[str]) -> dict[str, str]:
+    def prepare(self, model: str, tools: Sequence[str]) -> dict[str, str]:
         """Build or fetch all a run needs; the board is not asked."""
-        return payload.inputs(self._settings, model, instruments)
+        return payload.inputs(self._settings, model, tools)
 
     def calibration(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """None: a real machine's harts are parallel."""
@@ -174,10 +175,12 @@ class SshBoard:
                 if hello["boot_id"] != self._session.boot_id:
                     say(f"board {self.name}: restarted: setting it up again")
                     self.begin()
-                instruments = cell["instruments"]
-                if "profiler" in instruments:
+                used = tools_of(cell)
+                if "scheduler" in used and self._facts["sched_ext"] is None:
+                    raise RunFailed("sched-ext-missing", STOCK)
+                if "profiler" in used:
                     payload.check_module(self._settings, self._facts)
-                self._session.supply(payload.items(self._settings, cell["model"], instruments))
+                self._session.supply(payload.items(self._settings, cell["model"], used))
                 patience.found()
                 return
             except LinkLost as error:
@@ -210,19 +213,19 @@ class SshBoard:
     def _start(self, cell: Mapping[str, Any], token: str, patience: Patience) -> str:
         directory = self._session.directory
         there = f"{directory}/artifacts"
-        instruments = cell["instruments"]
+        used = tools_of(cell)
         kernel_sites = None
-        if "profiler" in instruments:
+        if "profiler" in used:
             build_id = self._facts["build_id"]
             if build_id not in self._sites:
                 self._sites[build_id] = self._session.sites_for(build_id)
             kernel_sites = self._sites[build_id]
-        files = payload.told(instruments, f"{directory}/runs/{token}/in", there, kernel_sites)
+        files = payload.told(used, f"{directory}/runs/{token}/in", there, kernel_sites)
         told = {key: cell[key] for key in TO_AGENT}
         files["cell.json"] = json.dumps(told, indent=1, sort_keys=True) + "\n"
         argv = ["python3", "-m", "board.agent", "--cell", "{in}/cell.json"]
         argv += ["--server", f"{there}/llama-server", "--model", f"{there}/{cell['model']}.gguf"]
-        argv += ["--instruments", "{in}/instruments.json", "--out", "{out}"]
+        argv += ["--tools", "{in}/tools.json", "--out", "{out}"]
         self._session.ask("discard", root=True, token=token)
         self._session.ask(
             "start", root=True, token=token, argv=argv, files=files, cwd=f"{there}/agent"

@@ -82,7 +82,7 @@ def build_for_board(source: Path, settings: SshSettings) -> Path:
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(out, kept)
         except OSError as error:
-            raise cannot_write(kept, error) from error
+            raise cannot_write(kept, error, "XDG_STATE_HOME") from error
     say(f"board {settings.name}: module, types and header for {release}: {kept}")
     return kept
 

@@ -19,16 +19,16 @@ def flash(settings: SshSettings, model: str | None, *, yes: bool) -> None:
     with Session(settings, yes=yes) as session:
         session.open()
         facts = session.facts()
-        instruments = list(payload.INSTRUMENTS)
+        used = list(payload.ALL)
         try:
             payload.check_module(settings, facts)
         except (EnvironmentUnfit, InvalidData) as error:
             if isinstance(error, InvalidData):
                 raise
             say(f"without the profiler: {error}")
-            instruments.remove("profiler")
-        changed = session.supply(payload.items(settings, model, instruments))
-        if "profiler" in instruments:
+            used.remove("profiler")
+        changed = session.supply(payload.items(settings, model, used))
+        if "profiler" in used:
             found = session.sites_for(facts["build_id"])
             saves = sum(site["kind"] == "save" for site in found["sites"])
             say(f"board {settings.name}: its kernel {found['release']} has {saves} save sites")

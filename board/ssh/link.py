@@ -70,7 +70,7 @@ class Link:
             # A short name: the path of a socket has to fit into 108 bytes.
             self._sockets = Path(tempfile.mkdtemp(prefix="bos-"))
         except OSError as error:
-            raise cannot_write(self._state, error) from error
+            raise cannot_write(self._state, error, "XDG_STATE_HOME") from error
         return self
 
     def __exit__(

@@ -25,7 +25,8 @@ from toolchain.fetch import sha256_file
 from toolchain.recipe import build
 
 INSTRUMENTS = ("observer", "profiler")
-"""What there is without an emulator."""
+"""What counts where no emulator does."""
+ALL = (*INSTRUMENTS, "scheduler", "bystander")
 PROGRAM, DATA = 0o755, 0o644
 _EM_RISCV = (243).to_bytes(2, "little")
 
@@ -68,40 +69,36 @@ def module_file(settings: SshSettings) -> Path:
     return path
 
 
-def items(settings: SshSettings, model: str | None, instruments: Sequence[str]) -> dict[str, Item]:
-    """Name below artifacts/ -> file, for runs with these; model None: no model yet."""
+def items(settings: SshSettings, model: str | None, used: Sequence[str]) -> dict[str, Item]:
+    """Name below artifacts/ -> file, for runs with these tools; model None: no model yet."""
     found = {
         "llama-server": Item(build("llama.cpp/server-riscv64") / "llama-server", PROGRAM),
         **_agent(),
     }
     if model is not None:
         found[f"{model}.gguf"] = Item(model_file(model), DATA)
-    if "observer" in instruments:
-        found["vstate_observer"] = Item(_artifact("observer"), PROGRAM)
-    if "profiler" in instruments:
-        found["vstate_profiler.ko"] = Item(module_file(settings), DATA)
+    for name in used:
+        path = _file(settings, name)
+        found[path.name] = Item(path, DATA if name == "profiler" else PROGRAM)
+    if "profiler" in used:
         found["load.py"] = Item(tools.LOADER, DATA)
     return found
 
 
-def inputs(settings: SshSettings, model: str, instruments: Sequence[str]) -> dict[str, str]:
-    """The `inputs` of a cell: name -> sha256; raises UsageError for an instrument there is not."""
-    for name in instruments:
-        if name not in INSTRUMENTS:
+def inputs(settings: SshSettings, model: str, used: Sequence[str]) -> dict[str, str]:
+    """The `inputs` of a cell: name -> sha256; raises UsageError for a tool there is not."""
+    for name in used:
+        if name not in ALL:
             raise UsageError(
                 f"board {settings.name}: instrument {name} needs the deterministic emulator; "
                 f"expected some of {','.join(INSTRUMENTS)}, or none"
             )
-    found = {
+    return {
         "llama_server": sha256_file(build("llama.cpp/server-riscv64") / "llama-server"),
         "agent": sha256_file(build("board/agent") / "agent.tar"),
         "model": sha256_file(model_file(model)),
+        **{name: sha256_file(_file(settings, name)) for name in used},
     }
-    if "observer" in instruments:
-        found["observer"] = sha256_file(_artifact("observer"))
-    if "profiler" in instruments:
-        found["profiler"] = sha256_file(module_file(settings))
-    return found
 
 
 def check_module(settings: SshSettings, facts: Mapping[str, Any]) -> None:
@@ -138,29 +135,33 @@ def known_sites(build_id: str) -> dict[str, Any] | None:
 
 
 def told(
-    instruments: Sequence[str], given: str, there: str, kernel_sites: Mapping[str, Any] | None
+    used: Sequence[str], given: str, there: str, kernel_sites: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """The files that tell the agent of its instruments: name -> text.
+    """The files that tell the agent of its tools: name -> text.
 
     given: the folder on the board where these files will lie; there: that of the artifacts.
     """
     content: dict[str, Any] = {}
     files = {}
-    if "observer" in instruments:
-        content["observer"] = f"{there}/vstate_observer"
+    for name in used:
+        if name != "profiler":
+            content[name] = f"{there}/{tools.FILES[name][1]}"
+    if "observer" in used:
         content["spin"] = [f"{start:#x}-{end:#x}" for start, end in tools.server_spins()]
-    if "profiler" in instruments:
+    if "profiler" in used:
         content["profiler"] = {
             "module": f"{there}/vstate_profiler.ko",
             "sites": f"{given}/sites.json",
             "loader": f"{there}/load.py",
         }
         files["sites.json"] = json.dumps(kernel_sites)
-    files["instruments.json"] = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    files["tools.json"] = json.dumps(content, indent=1, sort_keys=True) + "\n"
     return files
 
 
-def _artifact(name: str) -> Path:
+def _file(settings: SshSettings, name: str) -> Path:
+    if name == "profiler":
+        return module_file(settings)
     artifact, file = tools.FILES[name]
     return build(artifact) / file
 

@@ -31,7 +31,8 @@ from toolchain.say import say
 BEAT_S = 20.0
 RUN_AS_ROOT = (
     "start board.agent, which starts llama-server and the instruments of a run, and end them",
-    "load vstate_observer's BPF programs and vstate_profiler.ko, and remove them",
+    "load vstate_observer's BPF programs, vstate_profiler.ko, scx_vstate; remove them",
+    "as the policy says: base slice (debugfs sched/base_slice_ns), cpuset of the server",
     "freeze and thaw the server in the cgroup bananaos-target",
 )
 

@@ -206,14 +206,14 @@ class Interactive:
             for path in (identity, authorized, authorized / "banana"):
                 path.chmod(0o755 if path.is_dir() else 0o644)
         except OSError as error:
-            raise cannot_write(self._state, error) from error
+            raise cannot_write(self._state, error, "XDG_STATE_HOME") from error
 
     def _fresh_run_directory(self) -> None:
         try:
             shutil.rmtree(self._run, ignore_errors=True)
             (self._run / "build").mkdir(parents=True)
         except OSError as error:
-            raise cannot_write(self._run, error) from error
+            raise cannot_write(self._run, error, "XDG_STATE_HOME") from error
 
     def _start(self, binds: dict[str, Path]) -> int:
         """Start the emulator in a session of its own; returns its process id."""
