@@ -56,6 +56,8 @@ poll = 0
 board = "virtual"
 model = "banana-tiny"
 policy = "baseline"
+scope = "partial"
+bystanders = 0
 concurrency = 2
 seed = 1
 load = "least"
@@ -176,11 +178,11 @@ def test_flash_sends_what_differs(
     assert "debugfs" in state and "bpf" in state
 
 
-def run_cell(machine: TestBoard, results: Path) -> Path:
+def run_cell(machine: TestBoard, results: Path, policy: str = "baseline") -> Path:
     """Run the least cell; returns its folder."""
     known = definitions(results.parent, EXPERIMENTS)
     with opened(machine.settings.name, yes=True) as board:
-        return run_one(board, Overrides(), results, definitions=known)
+        return run_one(board, Overrides(policy=policy), results, definitions=known)
 
 
 @contextlib.contextmanager
@@ -230,12 +232,13 @@ def test_a_cell_survives_heat_and_a_pulled_cable(
     cooler = threading.Thread(target=cool, daemon=True)
     cooler.start()
     with meanwhile(results, pull):
-        directory = run_cell(machine, results)
+        directory = run_cell(machine, results, "cooperative")
     cooler.join()
     record = schemas.read(directory / "record.json", "record")
     assert record["valid"]
     assert record["cell"]["instruments"] == ["observer", "profiler"]
     assert record["agreement"]["agrees"]
+    assert record["scheduler"]["kernel"]["opened"]["ops"] == "vstate"
     environment = record["environment"]["board"]
     assert environment["host_key"].startswith("SHA256:")
     assert environment["temperature_before_c"] == 45.0

@@ -43,7 +43,7 @@ class InvalidData(ArtifactError):
 def cannot_write(path: Path, exc: OSError, variable: str = "XDG_CACHE_HOME") -> EnvironmentUnfit:
     """Return the failure to raise when a file outside the checkout could not be written.
 
-    It says the reason and a cure; variable: what moves the place, for the cache unless said otherwise.
+    It says the reason and a cure.  variable: what moves the place; the cache's unless told.
     """
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         cure = f"free some space, or set {variable} to a directory that has it"
