@@ -294,7 +294,7 @@ class Link:
         """Why ssh itself failed, from what it said."""
         name, settings = self.settings.name, self.settings
         where = settings.destination + (f" port {settings.port}" if settings.port else "")
-        last = [line for line in said.splitlines() if line.strip()][-1:] or ["ssh said nothing"]
+        last = [line for line in said.splitlines() if line.strip()][-1:] or ["the connection broke"]
         if "HOST IDENTIFICATION HAS CHANGED" in said or "Host key verification failed" in said:
             got = re.search(r"SHA256:[A-Za-z0-9+/]+", said)
             return EnvironmentUnfit(
