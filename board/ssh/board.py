@@ -220,7 +220,9 @@ class SshBoard:
             if build_id not in self._sites:
                 self._sites[build_id] = self._session.sites_for(build_id)
             kernel_sites = self._sites[build_id]
-        files = payload.told(used, f"{directory}/runs/{token}/in", there, kernel_sites)
+        files = payload.told(
+            self._settings, used, f"{directory}/runs/{token}/in", there, kernel_sites
+        )
         told = {key: cell[key] for key in TO_AGENT}
         files["cell.json"] = json.dumps(told, indent=1, sort_keys=True) + "\n"
         argv = ["python3", "-m", "board.agent", "--cell", "{in}/cell.json"]

@@ -27,6 +27,9 @@ from toolchain.recipe import build
 INSTRUMENTS = ("observer", "profiler")
 """What counts where no emulator does."""
 ALL = (*INSTRUMENTS, "scheduler", "bystander")
+EMULATED_WARNINGS = ("hrtimer: interrupt took ",)
+"""What the kernel of an emulated board says when the host let it wait: of the host, not of the run.
+On a real board the same line makes a run invalid."""
 PROGRAM, DATA = 0o755, 0o644
 _EM_RISCV = (243).to_bytes(2, "little")
 
@@ -135,7 +138,11 @@ def known_sites(build_id: str) -> dict[str, Any] | None:
 
 
 def told(
-    used: Sequence[str], given: str, there: str, kernel_sites: Mapping[str, Any] | None
+    settings: SshSettings,
+    used: Sequence[str],
+    given: str,
+    there: str,
+    kernel_sites: Mapping[str, Any] | None,
 ) -> dict[str, str]:
     """The files that tell the agent of its tools: name -> text.
 
@@ -143,6 +150,8 @@ def told(
     """
     content: dict[str, Any] = {}
     files = {}
+    if settings.emulator:
+        content["harmless_warnings"] = EMULATED_WARNINGS
     for name in used:
         if name != "profiler":
             content[name] = f"{there}/{tools.FILES[name][1]}"
