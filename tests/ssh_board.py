@@ -86,13 +86,19 @@ class TestBoard:
         return path.read_text() if path.exists() else ""
 
 
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextlib.contextmanager
 def board(directory: Path) -> Iterator[TestBoard]:
     """A board that is up for the time of the block."""
     name = f"test-{uuid.uuid4().hex[:8]}"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     file = directory / "boards.toml"
     file.write_text(TABLE.format(name=name, port=port))
     with pytest.MonkeyPatch.context() as patch:

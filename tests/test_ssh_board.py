@@ -9,6 +9,8 @@ import dataclasses
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,12 +21,13 @@ from pathlib import Path
 import pytest
 import ssh_board
 from fake_board import definitions
+from processes import users_of
 from ssh_board import TestBoard
 
 import schemas
 from analysis.collect import collect
 from board.base import opened
-from board.boards import SshSettings
+from board.boards import VARIABLE, SshSettings
 from board.cell import Overrides
 from board.runner import run_one
 from board.ssh import payload
@@ -34,7 +37,9 @@ from board.ssh.flash import flash, unflash
 from board.ssh.link import Link
 from board.ssh.payload import Item
 from board.ssh.session import Session
+from board.virtual.interactive import Interactive
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
+from toolchain.paths import REPO, state_dir
 
 pytestmark = pytest.mark.boot
 
@@ -80,6 +85,7 @@ instruments = []
 deadline_s = 900
 cost = { cpu_s = 30, disk_mib = 1 }
 """
+INV = "import sys; from toolchain.cli import main; main(sys.argv[1:])"
 SNAPSHOT = """
 cut -d' ' -f1-3 /proc/mounts
 cut -d' ' -f1 /proc/modules
@@ -379,16 +385,29 @@ def test_a_killed_agent_is_an_invalid_run_and_leaves_nothing(
 
 @pytest.mark.long
 def test_a_disk_that_fills_up_is_named(machine: TestBoard, tmp_path: Path) -> None:
+    machine.root("mkdir /srv/small; busybox mount -t tmpfs -o size=64m,mode=777 tmpfs /srv/small")
+    settings = dataclasses.replace(machine.settings, directory="/srv/small/here")
+    known = definitions(tmp_path, EXPERIMENTS)
+
     def fill() -> None:
-        machine.root("dd if=/dev/zero of=/srv/filler bs=1M 2>/dev/null || true")
+        machine.root("dd if=/dev/zero of=/srv/small/filler bs=64k 2>/dev/null || true")
 
     results = tmp_path / "results"
     try:
-        with meanwhile(results, fill), pytest.raises(EnvironmentUnfit, match="its disk is full"):
-            run_cell(machine, results)
+        with (
+            SshBoard(settings, yes=True) as board,
+            meanwhile(results, fill),
+            pytest.raises(
+                EnvironmentUnfit, match=r"/srv/small/here\S*: the disk is full: free some"
+            ),
+        ):
+            run_one(board, Overrides(), results, definitions=known)
     finally:
-        machine.root("rm -f /srv/filler")
+        machine.root("rm -f /srv/small/filler")
+        unflash(settings, yes=True)
+        machine.root("busybox umount /srv/small; rmdir /srv/small")
     assert len(list((results / "void").iterdir())) == 1
+    assert list((results / "runs").iterdir()) == []
 
 
 @pytest.mark.long
@@ -464,3 +483,69 @@ def test_a_restarted_board_voids_the_cell_and_it_is_run_again(
     [void] = (results / "void").iterdir()
     assert "board-restarted" in (void / "void.txt").read_text()
     assert "restarted: setting it up again" in capfd.readouterr().err
+
+
+# ----------------------------------------------------------- boards that do not come up
+
+
+def another(machine: TestBoard, **changes: object) -> Interactive:
+    """A board of the same kind, not up."""
+    other = dataclasses.replace(
+        machine.settings,
+        name=f"{machine.settings.name}-2",
+        **changes,  # type: ignore[arg-type]
+    )
+    return Interactive(other)
+
+
+def test_a_board_is_up_once_and_needs_its_port(machine: TestBoard) -> None:
+    with pytest.raises(EnvironmentUnfit, match=r"is up already \(process \d+\); ./inv board down"):
+        machine.emulated.up()
+    other = another(machine)
+    try:
+        with pytest.raises(EnvironmentUnfit, match=f"port {machine.settings.port} .*in use"):
+            other.up()
+        assert other.down() is False
+    finally:
+        shutil.rmtree(other.console_log.parents[1], ignore_errors=True)
+
+
+def test_a_board_that_is_not_ready_in_time_shows_its_console_and_is_gone(
+    machine: TestBoard,
+) -> None:
+    other = another(machine, port=ssh_board.free_port())
+    try:
+        with pytest.raises(EnvironmentUnfit, match=r"no SSH server after 2 s; stopped") as failure:
+            other.up(ready_s=2)
+        assert re.search(r"^  \| ", str(failure.value), re.MULTILINE)
+        assert other.pid() is None
+        assert users_of(other.console_log) == []
+    finally:
+        shutil.rmtree(other.console_log.parents[1], ignore_errors=True)
+
+
+def test_an_interrupted_up_leaves_nothing(machine: TestBoard) -> None:
+    text = Path(os.environ[VARIABLE]).read_text()
+    name, port = f"{machine.settings.name}-3", ssh_board.free_port()
+    file = machine.settings.state / "other.toml"
+    file.write_text(
+        text.replace(machine.settings.name, name).replace(str(machine.settings.port), str(port))
+    )
+    argv = [sys.executable, "-c", INV, "board", "up", "--board", name]
+    env = {**os.environ, VARIABLE: os.fspath(file), "PYTHONPATH": os.fspath(REPO)}
+    process = subprocess.Popen(argv, env=env, cwd=REPO, stderr=subprocess.PIPE, text=True)
+    state = state_dir() / "boards" / name
+    try:
+        while not (state / "run" / "console.log").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Traceback" not in said
+        assert not (state / "run" / "pid").exists()
+        assert users_of(state / "run" / "console.log") == []
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(state, ignore_errors=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from board.agent.system import BASE_SLICE, text
-from board.onboard.refused import Refused
+from board.onboard.refused import Refused, why
 
 GRACE_S = 75.0
 """Between TERM and KILL: the agent stops llama-server, which may take a minute."""
@@ -168,10 +168,14 @@ def collect(directory: str, token: str, uid: int) -> dict[str, Any]:
 
     run = Path(directory) / "runs" / token
     archive = run / "results.tar"
-    with tarfile.open(archive, "w") as tar:
-        for name in ("out", "agent.log"):
-            if (run / name).exists():
-                tar.add(run / name, arcname=name)
+    try:
+        with tarfile.open(archive, "w") as tar:
+            for name in ("out", "agent.log"):
+                if (run / name).exists():
+                    tar.add(run / name, arcname=name)
+    except OSError as error:
+        archive.unlink(missing_ok=True)
+        raise Refused(f"{archive}: {why(error)}") from error
     os.chown(archive, uid, -1)
     return {"size_bytes": archive.stat().st_size, "sha256": store.sha256_of(archive)}
 

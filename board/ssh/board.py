@@ -103,13 +103,14 @@ class SshBoard:
             token = self._start(cell, directory.name, patience)
             try:
                 after = self._watch(token, deadline_s, directory, patience, cancel)
+                self._require_room(after)
                 self._fetch(token, directory, patience, cancel)
             except BaseException:
                 with contextlib.suppress(LinkLost):
                     self._session.ask("stop", root=True, token=token)
                     self._session.ask("discard", root=True, token=token)
                 raise
-            self._judge(after, directory)
+            self._require_end(after, directory)
         finally:
             self._session.link.run_log = None
         return {
@@ -308,16 +309,19 @@ class SshBoard:
         (directory / "out").rmdir()
         (directory / "agent.log").replace(directory / LOG)
 
-    def _judge(self, state: Mapping[str, Any], directory: Path) -> None:
+    def _require_room(self, state: Mapping[str, Any]) -> None:
+        """Raise where the agent did not come to its end for want of room."""
+        if state["exit_code"] not in (0, INVALID) and state["free_bytes"] < FULL_BYTES:
+            raise EnvironmentUnfit(
+                f"board {self.name}: {self._session.directory}: the disk is full: free some "
+                "space on the board, then run the same again"
+            )
+
+    def _require_end(self, state: Mapping[str, Any], directory: Path) -> None:
         """Raise unless the agent came to its end."""
         code = state["exit_code"]
         if code in (0, INVALID):
             return
-        if state["free_bytes"] < FULL_BYTES:
-            raise EnvironmentUnfit(
-                f"board {self.name}: its disk is full ({self._session.directory}): free some "
-                "space there, then run the same again"
-            )
         how = "its supervisor was killed" if code is None else f"exit code {code}"
         if code is not None and code < 0:
             how = f"killed by signal {-code}"
