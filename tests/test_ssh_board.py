@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,13 +34,16 @@ from board.runner import run_one
 from board.ssh import payload
 from board.ssh.board import SshBoard
 from board.ssh.doctor import Check, doctor, examine
+from board.ssh.external import build_for_board
 from board.ssh.flash import flash, unflash
-from board.ssh.link import Link
+from board.ssh.link import Link, LinkLost
 from board.ssh.payload import Item
 from board.ssh.session import Session
+from board.virtual.boot import extract
 from board.virtual.interactive import Interactive
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.paths import REPO, state_dir
+from toolchain.recipe import build
 
 pytestmark = pytest.mark.boot
 
@@ -460,12 +464,49 @@ def drive(name: str, results: str) -> None:
         run_one(board, Overrides(), Path(results), definitions=known)
 
 
+def test_a_kernel_tree_of_the_owners_own(
+    machine: TestBoard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open(build("kernel/image") / "modules-devel.tar") as tar:
+        extract(tar, tmp_path)
+    tree = tmp_path / "linux-devel"
+    kept = build_for_board(tree, machine.settings)
+    try:
+        said = capfd.readouterr().err
+        assert "CONFIG_PROC_KCORE" in said and "SCHED_CLASS_EXT" not in said
+        ours = build("kernel/vstate-profiler") / "vstate_profiler.ko"
+        assert (kept / "vstate_profiler.ko").read_bytes() == ours.read_bytes()
+        assert "struct task_struct {" in (kept / "vmlinux.h").read_text()
+        assert not machine.root("ls /srv/banana")
+        (tree / "include" / "config" / "kernel.release").write_text("6.18.37-current-spacemit\n")
+        with pytest.raises(InvalidData, match=r"is for kernel 6\.18\.37\S*, the board runs 6\.12"):
+            build_for_board(tree, machine.settings)
+        (tree / "Module.symvers").unlink()
+        with pytest.raises(UsageError, match=r"has no Module\.symvers: expected a kernel tree in"):
+            build_for_board(tree, machine.settings)
+    finally:
+        shutil.rmtree(kept)
+
+
 def test_commands_are_logged_without_what_they_carry(machine: TestBoard) -> None:
     lines = machine.log.splitlines()
     assert all(
         re.match(r"\S+\+00:00 (answer|refused|lost|\d+) \d+\.\d\ds (ask|sftp) ", x) for x in lines
     )
     assert json.dumps(lines).count("base64") == 0
+
+
+def test_a_killed_emulator_is_noticed(machine: TestBoard) -> None:
+    session = machine.emulated.pid()
+    for pid in users_of(machine.emulated.console_log):
+        os.kill(pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 10
+    while machine.emulated.pid() is not None and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert session is not None and machine.emulated.pid() is None
+    with Link(machine.settings) as link, pytest.raises(LinkLost, match="./inv board up --board"):
+        link.ask("hello", {"directory": "bananaos"})
+    machine.up()
 
 
 @pytest.mark.long

@@ -102,12 +102,24 @@ class Interactive:
             return True
 
     def pid(self) -> int | None:
-        """The process of the emulator's session, or None when the board is down."""
+        """The process of the emulator's session, or None when the board is down.
+
+        What an emulator that was killed left of its session is ended.
+        """
         try:
             pid, started = (self._run / "pid").read_text().split()
         except (OSError, ValueError):
             return None
-        return int(pid) if _start_time(int(pid)) == started else None
+        if _start_time(int(pid)) != started:
+            return None
+        try:
+            with self._socket("monitor"):
+                return int(pid)
+        except FileNotFoundError:  # it is just starting
+            return int(pid)
+        except ConnectionRefusedError:
+            self._kill(int(pid))
+            return None
 
     def require_up(self) -> None:
         """Raise EnvironmentUnfit when the board is down."""

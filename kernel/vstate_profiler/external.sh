@@ -12,7 +12,7 @@ export ARCH=riscv CROSS_COMPILE=riscv64-linux-gnu-
 export KCFLAGS="-ffile-prefix-map=$PWD/module=/vstate_profiler -ffile-prefix-map=/kernel=/linux"
 export KBUILD_BUILD_USER=bananaos KBUILD_BUILD_HOST=bananaos KBUILD_BUILD_VERSION=1
 cp /recipe/vstate_profiler.c /recipe/Makefile module/
-make -s -C /kernel M="$PWD/module" KERNEL_BUILD_ID="$1" modules
+make -s -C /kernel M="$PWD/module" MODULE=vstate_profiler KERNEL_BUILD_ID="$1" modules
 "${CROSS_COMPILE}strip" --strip-debug -o /out/vstate_profiler.ko module/vstate_profiler.ko
 if [ -e /btf ]; then
 	bpftool btf dump file /btf format c >/out/vmlinux.h
