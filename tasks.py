@@ -14,6 +14,8 @@ from toolchain.paths import REPO
 from toolchain.say import say
 
 RESULTS = "folder for results (default: results)"
+BOARD = "a board of board/boards.toml, or of the file in BANANAOS_BOARDS"
+YES = "agree to what is done as root on a real board, which is listed first"
 
 
 @task(
@@ -21,7 +23,8 @@ RESULTS = "folder for results (default: results)"
     help={
         "full": "also the experiments that take hours",
         "experiment": "only this experiment of artifact/experiments.toml; may be repeated",
-        "board": "a board of board/boards.toml (default: virtual)",
+        "board": f"{BOARD} (default: virtual)",
+        "yes": YES,
         "jobs": "cells to run at the same time (default: one per CPU)",
         "results": RESULTS,
         "accept": "make these runs the expected ones (artifact/expected/runs.json)",
@@ -38,6 +41,7 @@ def reproduce(
     results: str = "results",
     accept: bool = False,
     shard: str = "1/1",
+    yes: bool = False,
 ) -> None:
     """Run the experiments that have no valid run yet; end with a table.  Resumes where it stopped.
 
@@ -45,18 +49,19 @@ def reproduce(
     4 a cell has no valid run, 130 interrupted.
     """
     from board import runner
-    from board.base import get_board
+    from board.base import opened
     from board.merge import shard_of
 
-    code = runner.reproduce(
-        experiment or [],
-        get_board(board),
-        Path(results),
-        jobs if jobs else None,
-        full,
-        accept=accept,
-        shard=shard_of(shard),
-    )
+    with opened(board, yes=yes) as machine:
+        code = runner.reproduce(
+            experiment or [],
+            machine,
+            Path(results),
+            jobs if jobs else None,
+            full,
+            accept=accept,
+            shard=shard_of(shard),
+        )
     if code:
         raise Exit(code=code)
     say(f"next: ./inv analyze {results} judges the report's claims by these runs")
@@ -65,7 +70,8 @@ def reproduce(
 @task(
     group="Reproduce",
     help={
-        "board": "a board of board/boards.toml (default: virtual)",
+        "board": f"{BOARD} (default: virtual)",
+        "yes": YES,
         "policy": "baseline, baseline-long, affinity, long-slice, vhot or cooperative",
         "scope": "whom the last three schedule: partial (the server) or all (default)",
         "variant": "of the policy, such as no-hints (artifact/policies.toml)",
@@ -91,6 +97,7 @@ def run(
     vlen: str = "",
     instruments: str = "",
     results: str = "results",
+    yes: bool = False,
 ) -> None:
     """Run one cell; the last line of standard output is the run's directory.
 
@@ -98,7 +105,7 @@ def run(
     run, 2 usage, 3 environment unfit, 4 invalid run (kept all the same), 130 interrupted.
     """
     from board import runner
-    from board.base import get_board
+    from board.base import opened
     from board.cell import Overrides
 
     overrides = Overrides(
@@ -112,7 +119,8 @@ def run(
         vlen=vlen or None,
         instruments=instruments or None,
     )
-    runner.run_one(get_board(board), overrides, Path(results))
+    with opened(board, yes=yes) as machine:
+        runner.run_one(machine, overrides, Path(results))
 
 
 @task(
@@ -252,16 +260,68 @@ def verify(
 
 @task(
     group="Board",
-    positional=["action"],
-    help={"action": "shell: boot with this terminal as console", "model": "model in /payload"},
+    help={"board": BOARD, "json": "also write the checks here (schemas/doctor.schema.json)"},
 )
-def board(_: Context, action: str, model: str = "banana-tiny") -> None:
-    """Have a look at the virtual board: ./inv board shell."""
-    from board.virtual.shell import shell
+def doctor(_: Context, board: str = "virtual-ssh", json: str = "") -> None:
+    """Is the board fit for runs?  Each check with what was found, expected, and how to mend it.
 
-    if action != "shell":
-        raise UsageError(f"board {action!r}: expected shell")
-    raise Exit(code=shell(model))
+    Nothing is changed on the board.  Exit codes: 0 fit, 2 usage, 3 unfit or out of reach.
+    """
+    from board.boards import ssh_settings
+    from board.ssh.doctor import doctor as examine
+
+    examine(ssh_settings(board), Path(json) if json else None)
+
+
+@task(group="Board", help={"board": BOARD, "model": "also send this model", "yes": YES})
+def flash(_: Context, board: str = "virtual-ssh", model: str = "", yes: bool = False) -> None:
+    """Send the artifacts to the board, and set it up; ./inv unflash puts all back.
+
+    Only what differs is sent, and its sha256 is read back there; nothing is installed outside the
+    board's one directory.  Exit codes: 0 done, 2 usage or not agreed, 3 unfit, 4 damaged.
+    """
+    from board.boards import ssh_settings
+    from board.ssh.flash import flash as send
+
+    send(ssh_settings(board), model or None, yes=yes)
+
+
+@task(group="Board", help={"board": BOARD, "yes": YES})
+def unflash(_: Context, board: str = "virtual-ssh", yes: bool = False) -> None:
+    """End what is left of runs on the board, undo all changes there, remove the directory."""
+    from board.boards import ssh_settings
+    from board.ssh.flash import unflash as undo
+
+    undo(ssh_settings(board), yes=yes)
+
+
+@task(
+    group="Board",
+    positional=["action"],
+    help={
+        "action": "up, down, ssh, console or log (of a board reached over SSH), or shell",
+        "board": f"{BOARD} (default: virtual-ssh)",
+        "model": "for shell: the model in /payload",
+        "command": "for ssh: a command in place of a shell",
+    },
+)
+def board(
+    _: Context,
+    action: str,
+    board: str = "virtual-ssh",
+    model: str = "banana-tiny",
+    command: str = "",
+) -> None:
+    """Bring the virtual board up or down, log in to a board, look at its console.
+
+    up, down: the emulator with an SSH server; ssh: a shell on any board; console, log: the
+    emulator's serial line; shell: the deterministic board's userland on this terminal.
+    """
+    from board import actions
+
+    code = actions.act(action, board, model=model, command=command)
+    if code:
+        raise Exit(code=code)
 
 
 @task(
@@ -269,16 +329,31 @@ def board(_: Context, action: str, model: str = "banana-tiny") -> None:
     help={
         "artifact": "such as kernel/image (default: all but those on demand)",
         "driver": "userns, chroot, docker or nix (default: the first of these that works)",
+        "kernel-src": "a kernel tree of yours: build the module, BTF header for --board against it",
+        "board": f"with --kernel-src: {BOARD}",
     },
 )
-def build(_: Context, artifact: str = "", driver: str = "") -> None:
+def build(
+    _: Context, artifact: str = "", driver: str = "", kernel_src: str = "", board: str = ""
+) -> None:
     """Build what is missing in the pinned tree, an artifact or all; prints the folder of each.
 
     Whichever driver builds it, an artifact has the same bytes; what the cache has is not built.
+    With --kernel-src: compare its configuration with kernel/config/board.fragment, and build the
+    profiler module and the C header of the board's types for the kernel that runs on --board.
     """
     from toolchain import inside, recipe
 
     inside.use(driver)
+    if bool(kernel_src) != bool(board):
+        raise UsageError("build: --kernel-src and --board belong together")
+    if kernel_src:
+        from board.boards import ssh_settings
+        from board.ssh.external import build_for_board
+
+        print(build_for_board(Path(kernel_src), ssh_settings(board)))
+        return
+
     known = recipe.recipes()
     for name in [artifact] if artifact else sorted(n for n in known if not known[n].on_demand):
         print(name, recipe.build(name))

@@ -19,14 +19,13 @@ from typing import Any
 
 import schemas
 from analysis.instruments import vstate_columns
+from board.boards import board_tables
 from schemas.record import comparable, read_records, split_run_id
 from toolchain.errors import InvalidData
-from toolchain.paths import REPO
 
 SUMMARY = "summary.csv"
 INDEX = "index.json"
 Index = Mapping[str, Mapping[str, list[str]]]
-_BOARDS = REPO / "board" / "boards.toml"
 _SEPARATOR = ";"
 _NS_PER_S = 1e9
 WITH_SCHEDULER = frozenset({"long-slice", "vhot", "cooperative"})
@@ -146,7 +145,7 @@ def _platform(record: Mapping[str, Any]) -> str:
     board = record["cell"]["board"]
     if board not in _platforms():
         raise InvalidData(
-            f"{record['run_id']}: its board is {board!r}, expected one of board/boards.toml: "
+            f"{record['run_id']}: its board is {board!r}, expected one of boards.toml: "
             f"{', '.join(_platforms())}: add it there, or leave the run out"
         )
     return _platforms()[board]
@@ -154,8 +153,7 @@ def _platform(record: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _platforms() -> Mapping[str, str]:
-    boards = schemas.read_toml(_BOARDS, "boards")["boards"]
-    return {name: board["platform"] for name, board in boards.items()}
+    return {name: table["platform"] for name, table in board_tables().items()}
 
 
 def _vlen_bits(record: Mapping[str, Any]) -> int | None:

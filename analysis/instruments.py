@@ -26,13 +26,14 @@ def vstate_columns(record: Mapping[str, Any]) -> dict[str, Any]:
     saves = totals.get("user_saves", true if truth else profiled)
     total_ns = sum(site["target"]["total_ns"] for site in timed) if profiler else None
     switches = totals.get("switches")
-    restored = truth or profiler
+    # The profiler has none where a way back to user mode cannot be probed (docs/profiler.md).
+    restores = (truth or profiler or {}).get("restores")
     return {
         "save_count": saves,
         "undiscarded_save_count": totals.get("undiscarded_saves"),
         "discarded_save_count": totals.get("discarded_saves"),
         "spin_save_count": totals.get("spin_saves"),
-        "restore_count": restored["restores"]["target"]["count"] if restored else None,
+        "restore_count": restores["target"]["count"] if restores else None,
         "save_total_ns": total_ns,
         "vstate_total_ns": total_ns,
         # Outside of the load's own window the target stands still (board/agent/instruments.py).

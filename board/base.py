@@ -4,16 +4,13 @@ Promise: the runner knows boards only through the Protocol here.
 Limit: boards.toml says which names there are; each board's own module says how it works.
 """
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import schemas
-from toolchain.errors import UsageError
-from toolchain.paths import REPO
-
-BOARDS = REPO / "board" / "boards.toml"
+from board import boards
 
 
 class RunFailed(Exception):
@@ -30,12 +27,27 @@ class RunFailed(Exception):
         self.detail = detail
 
 
+class RunVoid(Exception):
+    """A cell came to no end and says nothing: the board was restarted, or emptied, under it.
+
+    It is run again.  reason and detail as for RunFailed.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
 class Board(Protocol):
     """A machine, real or virtual, that runs cells."""
 
     name: str
     platform: str
-    """virtual, container-x86 or board: what its numbers may be compared with."""
+    """virtual, container-x86, emulated or board: what its numbers may be compared with."""
+    parallel: bool
+    """Whether cells may run on it side by side."""
+    instruments: Sequence[str]
+    """What can count on it."""
 
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """The cell's `machine`, or None for a real board; overrides, e.g. {"vlen_bits": 512}."""
@@ -54,6 +66,12 @@ class Board(Protocol):
         Cached by content; may take minutes the first time.
         """
 
+    def begin(self) -> None:
+        """Get ready to run cells, once, before the first one: connect, ask, set up.
+
+        Raises UsageError and EnvironmentUnfit.
+        """
+
     def run(
         self,
         cell: Mapping[str, Any],
@@ -66,23 +84,24 @@ class Board(Protocol):
 
         Those are agent.json, loadgen.json, a JSON file per instrument of the cell, and logs.
         Returns the facts about the host that go into the record's environment: host_cpu_s and
-        host_wall_s, in seconds.  Called from several threads at once.  Raises RunFailed (the run
-        is kept as invalid) and toolchain.command.Cancelled once `cancel` is set (it is void).
+        host_wall_s, in seconds, and `board` for one reached over SSH.  Called from several threads
+        at once where the board is parallel.  Raises RunFailed (the run is kept as invalid), RunVoid
+        (it is run again) and toolchain.command.Cancelled once `cancel` is set (it is void).
         """
 
 
-def board_names() -> Mapping[str, Mapping[str, str]]:
-    """Name to title and platform of every board, from boards.toml."""
-    boards: Mapping[str, Mapping[str, str]] = schemas.read_toml(BOARDS, "boards")["boards"]
-    return boards
+def opened(name: str, *, yes: bool = False) -> contextlib.AbstractContextManager[Board]:
+    """The board called `name`, for the time of a with block, which leaves it as it was.
 
-
-def get_board(name: str) -> Board:
-    """The board called `name`; raises UsageError naming those there are."""
-    known = board_names()
-    if name not in known:
-        raise UsageError(f"--board {name}: no such board; known: {', '.join(sorted(known))}")
+    yes: what is done as root on a real board is agreed to.  Raises UsageError naming those boards
+    there are.
+    """
+    table = boards.table_of(name)
     # Imported late: a board's module needs more than a person who asks for --help has.
+    if "ssh" in table:
+        from board.ssh.board import SshBoard
+
+        return SshBoard(boards.ssh_settings(name), yes=yes)
     from board.virtual.board import VirtualBoard
 
-    return VirtualBoard()
+    return contextlib.nullcontext(VirtualBoard())

@@ -58,6 +58,8 @@ class Plan:
     cost_cpu_s: float
     cost_disk_mib: float
     expect_text: str | None
+    order: Mapping[str, int] | None = None
+    """Of a board that runs one cell after the other: seed, position (from 1), of (cells)."""
 
     @functools.cached_property
     def hash(self) -> str:
@@ -195,7 +197,9 @@ def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Pl
             f"--model {chosen['model']}: no such model; known: {', '.join(definitions.models)}"
         )
     asked = overrides.instruments
-    instruments = defaults["instruments"] if asked is None else _instruments(asked)
+    # By default what the board can have; a wish it cannot fulfil is refused by its prepare().
+    usual = [name for name in defaults["instruments"] if name in board.instruments]
+    instruments = usual if asked is None else _instruments(asked)
     machine_overrides: dict[str, int] = {}
     if overrides.vlen is not None:
         choices = schemas.schema("cell")["$defs"]["vlen_bits"]["enum"]
@@ -270,6 +274,9 @@ def _plan(
     policies, policy = definitions.policies, chosen["policy"]
     flags = policies.flags(policy, definitions.flags)
     scheduling = policies.scheduling(policy, chosen["scope"], chosen["variant"])
+    instruments = part["instruments"]
+    if experiment is not None:
+        instruments = [name for name in instruments if name in board.instruments]
     cell: dict[str, Any] = {
         "schema_version": "1",
         "board": board.name,
@@ -278,7 +285,7 @@ def _plan(
         "server": {"flags": server_flags(flags, server, chosen["concurrency"])},
         "scheduling": scheduling,
         "machine": board.machine(machine_overrides),
-        "instruments": list(part["instruments"]),
+        "instruments": list(instruments),
     }
     cell["inputs"] = prepare(chosen["model"], tuple(tools_of(cell)))
     schemas.check(cell, "cell")

@@ -22,9 +22,12 @@ class Costs:
         self._mib: dict[bytes, list[float]] = {}
         for record in records:
             environment = record["environment"]
-            if record["valid"] and environment["host_cpu_s"] is not None:
+            # A board's cells cost the host no processor: there it is the time they take.
+            cost_s = environment["host_cpu_s"]
+            cost_s = environment["host_wall_s"] if cost_s is None else cost_s
+            if record["valid"] and cost_s is not None:
                 kind = _kind(record["cell"])
-                self._cpu_s.setdefault(kind, []).append(environment["host_cpu_s"])
+                self._cpu_s.setdefault(kind, []).append(cost_s)
                 self._mib.setdefault(kind, []).append(environment["disk_bytes"] / 2**20)
 
     def cpu_s(self, plan: Plan) -> float:

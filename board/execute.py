@@ -19,7 +19,7 @@ from typing import Any
 
 import schemas
 from board.agreement import agreement
-from board.base import Board, RunFailed
+from board.base import Board, RunFailed, RunVoid
 from board.cell import Plan
 from board.phase_tokens import phase_tokens
 from board.progress import Progress
@@ -30,6 +30,8 @@ from toolchain.errors import EnvironmentUnfit, InvalidData
 from toolchain.paths import REPO
 
 INSTRUMENTS = ("observer", "profiler", "truth")
+VOID_ATTEMPTS = 3
+"""How often a cell is begun whose board is restarted under it."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,38 @@ def execute(
 ) -> Outcome:
     """Run the plan's cell as its next attempt; called from several threads at once.
 
-    Raises toolchain.command.Cancelled (the run is void) and EnvironmentUnfit (no room, ...);
-    whatever is raised, `cancel` is set: no other cell is begun.
+    A run that is void by the board's doing is begun again, twice at most.  Raises
+    toolchain.command.Cancelled (the run is void) and EnvironmentUnfit (no room, ...); whatever is
+    raised, `cancel` is set: no other cell is begun.
     """
+    for attempt in range(1, VOID_ATTEMPTS + 1):
+        try:
+            return _attempt(board, plan, calibration, results, progress, cancel, jobs)
+        except RunVoid as error:
+            if attempt == VOID_ATTEMPTS:
+                cancel.set()
+                raise EnvironmentUnfit(f"{plan.what}: void {attempt} times: {error}") from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _attempt(
+    board: Board,
+    plan: Plan,
+    calibration: Mapping[str, Any] | None,
+    results: Results,
+    progress: Progress,
+    cancel: threading.Event,
+    jobs: int,
+) -> Outcome:
     if cancel.is_set():
         raise Cancelled(f"{plan.what}: cancelled before it started")
     partial = results.begin(plan.cell)
     progress.started(plan.hash, partial.run_id, plan.what)
     try:
         outcome = _measure(board, plan, calibration, results, partial, cancel, jobs)
+    except RunVoid as error:
+        progress.ended(plan.hash, "VOID", _set_aside(results, partial, error))
+        raise
     except BaseException as error:
         cancel.set()
         progress.ended(plan.hash, "VOID", _set_aside(results, partial, error))
@@ -151,6 +176,7 @@ def _measure(
             "jobs": jobs,
             "disk_bytes": _size_bytes(partial.path),
             "failure": failure,
+            "order": plan.order,
             "host_wall_s": time.monotonic() - started_s,
             **_host(),
             **facts,

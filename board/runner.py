@@ -7,15 +7,19 @@ Limit: one results folder takes one reproduction at a time.
 """
 
 import contextlib
+import dataclasses
 import os
+import random
 import signal
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import schemas
 from analysis import expected_runs
 from analysis.collect import CollectedRun, collect
 from analysis.table import Expectation, print_table
@@ -50,6 +54,7 @@ def run_one(
     costs = Costs(results.records.values())
     results.require_space(costs.mib(plan))
     say(f"{plan.what} on board {board.name}: {costs.in_words([plan], 1)}")
+    board.begin()
     with Progress(1, 1, {plan.hash: costs.cpu_s(plan)}) as progress:
         [outcome] = _execute_all(board, [plan], results, progress, jobs=1)
     print(outcome.directory, flush=True)
@@ -83,6 +88,10 @@ def reproduce(
     count = len(os.sched_getaffinity(0)) if jobs is None else jobs
     if count < 1:
         raise UsageError(f"--jobs {count}: expected an integer from 1")
+    if not board.parallel:
+        if jobs is not None and jobs > 1:
+            raise UsageError(f"--jobs {jobs}: board {board.name} runs one cell at a time")
+        count = 1
     definitions = definitions or Definitions.read()
     names = definitions.chosen(experiments, full=full)
     results = _open(results_dir)
@@ -110,23 +119,57 @@ def _shard(plans: Sequence[Plan], k: int, n: int) -> list[Plan]:
 
 
 def _run_missing(board: Board, plans: Sequence[Plan], results: Results, jobs: int) -> None:
-    """Run the plans that have no valid run, the longest first so that no job idles at the end."""
+    """Run the plans that have no valid run.
+
+    Side by side the longest first, so that no job idles at the end; on a board that runs one after
+    the other in interleaved order, so that what changes over the hours changes for all policies.
+    """
     costs = Costs(results.records.values())
     distinct = list({plan.hash: plan for plan in plans}.values())
     done = {plan.hash: results.valid_record(plan.cell) for plan in distinct}
     missing = [plan for plan in distinct if done[plan.hash] is None]
-    missing.sort(key=costs.cpu_s, reverse=True)
+    if board.parallel:
+        missing.sort(key=costs.cpu_s, reverse=True)
+    else:
+        missing = interleaved(missing)
     results.require_space(sum(costs.mib(plan) for plan in missing))
     say(
         f"{len(distinct)} cells on board {board.name}, {len(distinct) - len(missing)} done before: "
         + (costs.in_words(missing, jobs) if missing else "nothing to run")
     )
+    if missing:
+        board.begin()
     expected_s = {plan.hash: costs.cpu_s(plan) for plan in missing}
     with Progress(len(distinct), jobs, expected_s) as progress:
         for plan in distinct:
             if record := done[plan.hash]:
                 progress.skipped(plan.hash, record["run_id"], plan.what)
         _execute_all(board, missing, results, progress, jobs=jobs)
+
+
+def interleaved(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans in a random order of blocks that each hold all policies, and its seed in each.
+
+    A block is the cells that differ in the policy only; within it the policies are shuffled, too,
+    so that none is always the first on a cold board.  The seed follows from the cells: the same
+    command gives the same order.
+    """
+    blocks: dict[bytes, list[Plan]] = {}
+    for plan in sorted(plans, key=lambda plan: plan.hash):
+        load = plan.cell["load"]
+        block = (plan.experiment, plan.cell["model"], plan.cell["concurrency"], plan.cell["seed"])
+        blocks.setdefault(schemas.canonical([*block, load]), []).append(plan)
+    seed = zlib.crc32("".join(sorted(plan.hash for plan in plans)).encode())
+    chance = random.Random(seed)
+    order = list(blocks.values())
+    chance.shuffle(order)
+    for block_plans in order:
+        chance.shuffle(block_plans)
+    shuffled = [plan for block_plans in order for plan in block_plans]
+    return [
+        dataclasses.replace(plan, order={"seed": seed, "position": number, "of": len(shuffled)})
+        for number, plan in enumerate(shuffled, start=1)
+    ]
 
 
 def _execute_all(

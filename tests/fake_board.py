@@ -277,11 +277,14 @@ class FakeBoard:
 
     name = "virtual"
     platform = "virtual"
+    parallel = True
+    instruments: Sequence[str] = ("observer", "profiler", "truth")
 
     def __init__(self, script: Script = good, by_seed: Mapping[int, Script] | None = None) -> None:
         self.script = script
         self.by_seed = dict(by_seed or {})
         self.runs: list[Mapping[str, Any]] = []
+        self.begun = 0
         self.prepared: list[str] = []
         self.deadlines_s: list[float] = []
         self.kernel = "1" * 64
@@ -310,6 +313,9 @@ class FakeBoard:
 
     def calibration(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         return calibration(cell)
+
+    def begin(self) -> None:
+        self.begun += 1
 
     def run(
         self,

@@ -209,6 +209,8 @@ def test_columns_of_the_instruments() -> None:
     none = dict.fromkeys(whole)
     assert set(vstate_columns(none).values()) == {None}
     assert vstate_columns({**none, "truth": truth})["save_count"] == 30
+    blind = vstate_columns({**none, "profiler": {**profiler, "restores": None}})
+    assert blind["restore_count"] is None
     alone = vstate_columns({**none, "profiler": profiler, "loadgen": whole["loadgen"]})
     assert (alone["save_count"], alone["saves_per_s"], alone["context_switches"]) == (
         30,

@@ -32,7 +32,7 @@ from fake_board import (
 
 import board.results
 import schemas
-from board.base import RunFailed, get_board
+from board.base import RunFailed, opened
 from board.cell import Definitions, Overrides, plan_run
 from board.results import Results
 from board.runner import reproduce, run_one
@@ -331,8 +331,8 @@ def test_unforeseen_error_keeps_the_logs(results: Path, known: Definitions) -> N
 
 
 def test_unknown_board() -> None:
-    with pytest.raises(UsageError, match="--board f3: no such board; known: virtual"):
-        get_board("f3")
+    with pytest.raises(UsageError, match="--board f4: no such board; known: f3, virtual, "):
+        opened("f4")
 
 
 # ---------------------------------------------------------------------------- a reproduction

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 import schemas
-from board.base import BOARDS
+from board.boards import BOARDS
 from board.cell import EXPERIMENTS, SERVER
 from schemas.quick import Compiler
 from toolchain.errors import EnvironmentUnfit, InvalidData

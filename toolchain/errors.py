@@ -40,17 +40,17 @@ class InvalidData(ArtifactError):
     exit_code = 4
 
 
-def cannot_write(path: Path, exc: OSError) -> EnvironmentUnfit:
-    """Return the failure to raise when the cache's `path` could not be written: the reason, a cure.
+def cannot_write(path: Path, exc: OSError, variable: str = "XDG_CACHE_HOME") -> EnvironmentUnfit:
+    """Return the failure to raise when a file outside the checkout could not be written.
 
-    Not for files outside the cache: the cure names XDG_CACHE_HOME.
+    It says the reason and a cure.  variable: what moves the place; the cache's unless told.
     """
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        cure = "free some space, or set XDG_CACHE_HOME to a directory that has it"
+        cure = f"free some space, or set {variable} to a directory that has it"
     elif exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        cure = "make it writable, or set XDG_CACHE_HOME to a directory that is"
+        cure = f"make it writable, or set {variable} to a directory that is"
     else:
-        cure = "see to it, or set XDG_CACHE_HOME to another directory"
+        cure = f"see to it, or set {variable} to another directory"
     return EnvironmentUnfit(
         f"{path}: cannot write: {exc.strerror or exc}; {cure}, and run the same command again"
     )

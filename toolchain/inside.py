@@ -107,10 +107,13 @@ def entering(
     writable: Mapping[str, Path],
     mounts: Path,
     directory: str = DIRECTORY,
+    *,
+    network: bool = False,
 ) -> list[str]:
     """Return the host command line that runs `argv` in the tree; writes the file `mounts`.
 
-    For run_inside and for the few programs that need the caller's terminal.  Raises
+    For run_inside and for the few programs that need the caller's terminal or outlive the caller.
+    network: with the host's network, for an emulator whose port is forwarded; no build.  Raises
     EnvironmentUnfit for a path or a file system that cannot be used, for a driver that has no such
     command line, and as `driver` does.
     """
@@ -126,7 +129,8 @@ def entering(
             f"the driver {driver()} cannot run this, only {' and '.join(UNSHARE)} can"
             + ("; docker can run all that needs no terminal" if driver() == "nix" else "")
         )
-    entry = [*("unshare", *UNSHARE[driver()], *NAMESPACES), "sh", os.fspath(ENTER)]
+    namespaces = [name for name in NAMESPACES if not (network and name == "--net")]
+    entry = [*("unshare", *UNSHARE[driver()], *namespaces), "sh", os.fspath(ENTER)]
     tree = rootfs("build")
     if os.statvfs(tree).f_flag & os.ST_NOEXEC:
         raise EnvironmentUnfit(

@@ -1,6 +1,6 @@
-"""Where things lie: the checkout and the cache outside it.
+"""Where things lie: the checkout, and outside it the cache and what is known of boards.
 
-Promise: every path of this package starts from one of these two.
+Promise: every path of this package starts from one of these three.
 Limit: nothing is created here; whoever writes creates.
 """
 
@@ -17,13 +17,22 @@ def cache_dir() -> Path:
 
     Raises EnvironmentUnfit for a user without a home directory who names no other place.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "")
+    return _base("XDG_CACHE_HOME", ".cache") / "bananaos"
+
+
+def state_dir() -> Path:
+    """Return the directory of what is known and cannot be made anew: keys and pins of boards."""
+    return _base("XDG_STATE_HOME", ".local/state") / "bananaos"
+
+
+def _base(variable: str, default: str) -> Path:
+    base = os.environ.get(variable, "")
     # The specification tells to ignore a relative value.
     if base.startswith("/"):
-        return Path(base) / "bananaos"
+        return Path(base)
     try:
-        return Path.home() / ".cache" / "bananaos"
+        return Path.home() / default
     except RuntimeError as exc:
         raise EnvironmentUnfit(
-            f"user {os.getuid()} has no home directory; set XDG_CACHE_HOME to an absolute path"
+            f"user {os.getuid()} has no home directory; set {variable} to an absolute path"
         ) from exc

@@ -59,6 +59,7 @@ def main() -> int:
     """Run the cell and return the exit code."""
     options = _options()
     cell = json.loads(options.cell.read_text())
+    tools = json.loads(options.tools.read_text()) if options.tools else {}
     options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
         "schema_version": "1",
@@ -80,12 +81,14 @@ def main() -> int:
         reasons.append("isa-missing")
     else:
         log_start_us = _last_log_us()
-        valid = _measure(options, cell, report)
+        valid = _measure(options, cell, tools, report)
         scheduler["after"] = system.scheduler_state()
         server = platform["server"]
         threads = [row for key in EDGES for row in server[f"threads_{key}"]] if server else []
         reasons += objections(cell["scheduling"], scheduler, threads)
-        platform["kernel_warnings"] = _kernel_warnings(log_start_us)
+        platform["kernel_warnings"] = _kernel_warnings(
+            log_start_us, (*EXPECTED_KERNEL_WARNINGS, *tools.get("harmless_warnings", ()))
+        )
         if platform["kernel_warnings"]:
             reasons.append("kernel-warning")
     _write(options.out / "agent.json", report)
@@ -100,7 +103,12 @@ def _say(what: str) -> None:
     print(f"[{stamp_s:12.6f}] agent: {what}", file=sys.stderr, flush=True)
 
 
-def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str, Any]) -> bool:
+def _measure(
+    options: argparse.Namespace,
+    cell: dict[str, Any],
+    tools: dict[str, Any],
+    report: dict[str, Any],
+) -> bool:
     """Start the server, put the load on it, stop it; fills the report and writes loadgen.json.
 
     Returns whether the load was a valid one.
@@ -113,7 +121,6 @@ def _measure(options: argparse.Namespace, cell: dict[str, Any], report: dict[str
         **CLIENT,
     )
     flags, wanted = cell["server"]["flags"], cell["scheduling"]
-    tools = json.loads(options.tools.read_text()) if options.tools else {}
     first, later = options.around_load, None
     if not wanted["harts_first"]:
         first, later = later, first
@@ -282,12 +289,12 @@ def _last_log_us() -> int:
     return entries[-1][1] if entries else 0
 
 
-def _kernel_warnings(since_us: int) -> list[str]:
-    """Warnings and worse that the kernel logged since, but for the expected ones."""
+def _kernel_warnings(since_us: int, expected: tuple[str, ...]) -> list[str]:
+    """Warnings and worse that the kernel logged since, but for those that begin as expected."""
     return [
         line
         for level, us, line in system.kernel_log()
-        if us > since_us and level <= 4 and not line.startswith(EXPECTED_KERNEL_WARNINGS)
+        if us > since_us and level <= 4 and not line.startswith(expected)
     ]
 
 
@@ -323,7 +330,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--tools",
         type=Path,
-        help="instruments, scheduler, bystander: which there are and where, a JSON file",
+        help="instruments, scheduler, bystander: which there are and where, and the kernel's "
+        "harmless_warnings on this board; a JSON file",
     )
     parser.add_argument("--port", type=int, default=8080, help="loopback port (default 8080)")
     return parser.parse_args()

@@ -22,6 +22,8 @@ class VirtualBoard:
 
     name = "virtual"
     platform = "virtual"
+    parallel = True
+    instruments: Sequence[str] = ("observer", "profiler", "truth")
 
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """Return machine.toml's machine with `overrides`."""
@@ -34,6 +36,9 @@ class VirtualBoard:
     def calibration(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return how parallel the cell's machine is, measuring it on first use."""
         return calibration(Machine(**cell["machine"]))
+
+    def begin(self) -> None:
+        """Nothing: each cell boots its own guest."""
 
     def run(
         self,

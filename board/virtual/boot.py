@@ -176,7 +176,7 @@ def _unpack(directory: Path) -> int:
             names = [member.name.removeprefix("./") for member in tar.getmembers()]
             if not names or names[-1] != "exit":
                 raise RunFailed("no-results", f"results end early\n{console_tail(directory)}")
-            _extract(tar, directory)
+            extract(tar, directory)
     except (tarfile.TarError, FileNotFoundError) as exc:
         raise RunFailed("no-results", f"{exc}\n{console_tail(directory)}") from exc
     except OSError as exc:
@@ -190,7 +190,7 @@ def _unpack(directory: Path) -> int:
     return code
 
 
-def _extract(tar: tarfile.TarFile, directory: Path) -> None:
+def extract(tar: tarfile.TarFile, directory: Path) -> None:
     """Write an archive's files and folders; tarfile's own safe way came with Python 3.11.4."""
     for member in tar.getmembers():
         target = directory / member.name

@@ -2,7 +2,8 @@
 
 Promise: the command line is a pure function of the machine and the seed; everything that could
 differ between two hosts (clock, network, disk, entropy, display) is absent or fixed.
-Limit: deterministic mode only; the interactive machine of `board shell` is made in shell.py.
+Limit: that holds for deterministic(); interactive() is for looking at the board and for reaching it
+over SSH: all harts at once, in real time, never the same twice.
 """
 
 import tomllib
@@ -68,6 +69,18 @@ def firmware_and_cpu(machine: Machine) -> list[str]:
         *("-kernel", "/in/kernel/image/Image"),
         *("-initrd", "/build/initrd"),
     ]
+
+
+def interactive(machine: Machine) -> list[str]:
+    """Return the command line of a machine whose harts run side by side, idle ones at rest.
+
+    maxcpus=1 and nohlt (machine.toml) are for virtual time: here every hart starts at boot, and one
+    that polled would only take the host's time.
+    """
+    append = machine.append.format(harts=machine.harts)
+    for word in ("maxcpus=1", "nohlt"):
+        append = append.replace(f" {word}", "")
+    return [*firmware_and_cpu(machine), "-accel", "tcg,thread=multi", "-append", append]
 
 
 def deterministic(machine: Machine, seed: int) -> list[str]:

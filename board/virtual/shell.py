@@ -13,7 +13,7 @@ from pathlib import Path
 
 from board.models import model as model_file
 from board.virtual.boot import ROOM
-from board.virtual.machine import default_machine, firmware_and_cpu
+from board.virtual.machine import default_machine, interactive
 from toolchain.errors import UsageError
 from toolchain.inside import entering
 from toolchain.recipe import build
@@ -35,18 +35,7 @@ def shell(model: str) -> int:
     if not sys.stdin.isatty():
         raise UsageError("board shell: standard input is no terminal; use ./inv run for scripts")
     machine = default_machine({"parked_harts": 0})
-    qemu = [
-        *firmware_and_cpu(machine),
-        *("-accel", "tcg,thread=multi"),
-        # All harts at once, and idle ones should leave the host alone.
-        *(
-            "-append",
-            machine.append.format(harts=machine.harts)
-            .replace(" maxcpus=1", "")
-            .replace(" nohlt", ""),
-        ),
-        *("-serial", "mon:stdio"),
-    ]
+    qemu = [*interactive(machine), "-serial", "mon:stdio"]
     with tempfile.TemporaryDirectory(prefix="bananaos-shell-") as scratch:
         root = Path(scratch)
         (root / "build").mkdir()

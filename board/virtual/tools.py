@@ -64,8 +64,8 @@ class Tools:
         spins: the target's waiting loops (default: llama-server's).  kernel, module: of another
         kernel than the one built here.
         """
-        spins = _spins() if spins is None else spins
-        kernel = kernel or _kernel()
+        spins = server_spins() if spins is None else spins
+        kernel = kernel or our_kernel()
         payload: dict[str, Path] = {}
         told: dict[str, object] = {}
         for name in ("scheduler", "bystander"):
@@ -102,12 +102,14 @@ class Tools:
 
 
 @functools.cache
-def _kernel() -> sites.Kernel:
-    kernel = build("kernel/image")
-    return sites.from_image(kernel / "Image", kernel / "System.map")
+def our_kernel() -> sites.Kernel:
+    """The kernel built here, for its save sites."""
+    image = build("kernel/image")
+    return sites.from_image(image / "Image", image / "System.map")
 
 
 @functools.cache
-def _spins() -> list[tuple[int, int]]:
+def server_spins() -> list[tuple[int, int]]:
+    """The address ranges of llama-server in which it only waits."""
     loops = spin_ranges.spin_loops(build("llama.cpp/server-riscv64") / "llama-server")
     return [span for loop in loops for span in loop.ranges]

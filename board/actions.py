@@ -1,0 +1,49 @@
+"""`./inv board ACTION`: the emulated board's life, and ways to look at any board.
+
+Promise: an action that does not fit the board is refused with one line.
+Limit: up, down, console and log are for boards with emulator = true in boards.toml.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from toolchain.errors import EnvironmentUnfit, UsageError
+from toolchain.say import say
+
+ACTIONS: Sequence[str] = ("up", "down", "ssh", "console", "log", "shell")
+
+
+def act(action: str, board: str, *, model: str, command: str) -> int:
+    """Do it; returns the exit code.  Raises UsageError and EnvironmentUnfit."""
+    # Imported late: each action needs its own part of the project.
+    if action not in ACTIONS:
+        raise UsageError(f"board {action!r}: expected one of {', '.join(ACTIONS)}")
+    if action == "shell":
+        from board.virtual.shell import shell
+
+        return shell(model)
+    from board.boards import ssh_settings
+
+    settings = ssh_settings(board)
+    if action == "ssh":
+        from board.ssh.link import Link
+
+        return Link(settings).interactive(shlex.split(command))
+    from board.virtual.interactive import Interactive
+
+    emulated = Interactive(settings)
+    match action:
+        case "up":
+            emulated.up()
+        case "down":
+            say(f"board {board}: {'down' if emulated.down() else 'was down'}")
+        case "console":
+            emulated.console()
+        case "log":
+            try:
+                text = emulated.console_log.read_text(errors="replace")
+            except FileNotFoundError as error:
+                raise EnvironmentUnfit(f"board {board}: was not up yet: no log") from error
+            sys.stdout.write(text)
+    return 0

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Assemble the root file system of the board that is reached over SSH as one uncompressed archive.
+# Promise: a pure function of the ssh tree and this room's files; what is the machine's own (host
+# key, the user's key) is not in it, interactive.py appends that.
+# Limit: /srv and everything else lies in memory: a reboot gives the board as it was made.
+set -eu
+
+mkdir root
+cp -R --no-preserve=ownership,timestamps /trees/ssh/. root/
+cp -R /recipe/virtual/userland/. root/
+# What maintainer scripts would have done: a shell by its usual name, and sudo's set-user-ID bit,
+# which no pinned tree has (toolchain/rootfs.py).
+ln -s busybox root/usr/bin/sh
+chmod 755 root/init root/etc/rc
+chmod 4755 root/usr/bin/sudo
+chmod 440 root/etc/sudoers root/etc/sudoers.d/banana
+chmod 600 root/etc/shadow
+while read -r path; do
+	rm -rf "root/$path"
+done </recipe/virtual/userland-exclude.txt
+mkdir -p root/srv/banana
+
+python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash -s root -p / \
+	root/usr/lib/python3.13 root/usr/lib/python3 >/dev/null
+
+find root -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+(cd root && find . -mindepth 1 | LC_ALL=C sort |
+	cpio --create --format=newc --owner=0:0 --reproducible --quiet) >/out/initramfs.cpio
