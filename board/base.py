@@ -20,14 +20,16 @@ class RunFailed(Exception):
     """A cell could not be run to its end; the run is kept, as invalid, with this reason.
 
     reason: guest-panic, guest-oops, guest-rcu-stall, guest-oom, guest-timeout, qemu-killed,
-        no-results or agent-failed.
+        container-oom, container-timeout, no-results or agent-failed.
     detail: what was seen, the console's last lines included.
+    facts: what is known of the run all the same, for the record's environment.
     """
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, facts: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.facts = facts or {}
 
 
 class Board(Protocol):
@@ -36,6 +38,10 @@ class Board(Protocol):
     name: str
     platform: str
     """virtual, container-x86 or board: what its numbers may be compared with."""
+
+    @property
+    def most_threads(self) -> int | None:
+        """The server gets no more threads; None where the cell's number stands, whatever it is."""
 
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """The cell's `machine`, or None for a real board; overrides, e.g. {"vlen_bits": 512}."""
@@ -66,8 +72,9 @@ class Board(Protocol):
 
         Those are agent.json, loadgen.json, a JSON file per instrument of the cell, and logs.
         Returns the facts about the host that go into the record's environment: host_cpu_s and
-        host_wall_s, in seconds.  Called from several threads at once.  Raises RunFailed (the run
-        is kept as invalid) and toolchain.command.Cancelled once `cancel` is set (it is void).
+        host_wall_s, in seconds, and of a container what it was.  Called from several threads at
+        once.  Raises RunFailed (the run is kept as invalid) and toolchain.command.Cancelled once
+        `cancel` is set (it is void).
         """
 
 
@@ -83,6 +90,10 @@ def get_board(name: str) -> Board:
     if name not in known:
         raise UsageError(f"--board {name}: no such board; known: {', '.join(sorted(known))}")
     # Imported late: a board's module needs more than a person who asks for --help has.
+    if known[name]["platform"] == "container-x86":
+        from board.x86.board import container_board
+
+        return container_board(name)
     from board.virtual.board import VirtualBoard
 
     return VirtualBoard()

@@ -277,6 +277,7 @@ class FakeBoard:
 
     name = "virtual"
     platform = "virtual"
+    most_threads = None
 
     def __init__(self, script: Script = good, by_seed: Mapping[int, Script] | None = None) -> None:
         self.script = script

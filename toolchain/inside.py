@@ -70,11 +70,18 @@ def run_inside(
 
 
 def entering(
-    argv: Sequence[str], binds: Mapping[str, Path], writable: Mapping[str, Path], mounts: Path
+    argv: Sequence[str],
+    binds: Mapping[str, Path],
+    writable: Mapping[str, Path],
+    mounts: Path,
+    *,
+    name: str = "build",
+    via: str | None = None,
 ) -> list[str]:
-    """Return the host command line that runs `argv` in the tree; writes the file `mounts`.
+    """Return the host command line that runs `argv` in the tree `name`; writes the file `mounts`.
 
-    For run_inside and for the few programs that need the caller's terminal.  Raises
+    For run_inside, for the few programs that need the caller's terminal, and for those of another
+    tree.  via: a driver, where the one that is chosen by itself does not do.  Raises
     EnvironmentUnfit for a path or a file system that cannot be used, and as `driver` does.
     """
     rows = [("ro", os.fspath(host.absolute()), inside) for inside, host in binds.items()]
@@ -84,8 +91,8 @@ def entering(
             f"{path!r}: a path with a tab or a line break cannot be mounted; move the checkout, "
             "or set XDG_CACHE_HOME to another directory"
         )
-    entry = [*("unshare", *DRIVERS[driver()], *NAMESPACES), "sh", os.fspath(ENTER)]
-    tree = rootfs("build")
+    entry = [*("unshare", *DRIVERS[via or driver()], *NAMESPACES), "sh", os.fspath(ENTER)]
+    tree = rootfs(name)
     if os.statvfs(tree).f_flag & os.ST_NOEXEC:
         raise EnvironmentUnfit(
             f"{tree}: this file system is mounted noexec, so that the tree's programs cannot run; "
