@@ -84,7 +84,8 @@ def main() -> int:
         scheduler["after"] = system.scheduler_state()
         server = platform["server"]
         threads = [row for key in EDGES for row in server[f"threads_{key}"]] if server else []
-        reasons += objections(cell["scheduling"], scheduler, threads)
+        one_hart = len(os.sched_getaffinity(0)) == 1
+        reasons += objections(cell["scheduling"], scheduler, threads, one_hart=one_hart)
         platform["kernel_warnings"] = _kernel_warnings(log_start_us)
         if platform["kernel_warnings"]:
             reasons.append("kernel-warning")

@@ -38,6 +38,7 @@ def compare(
     bpf: bool = False,
     virtual: bool = True,
     results: Path,
+    known: Definitions | None = None,
 ) -> int:
     """Run what is missing, measure what is missing, print the comparison; return the exit code.
 
@@ -46,7 +47,7 @@ def compare(
     switches by BPF, too.  virtual: also the virtual board's instructions per switch.
     """
     require_processor()
-    definitions, models = _definitions(Definitions.read(), seeds, model, bpf)
+    definitions, models = _definitions(known or Definitions.read(), seeds, model, bpf)
     board = ContainerBoard(_engine(engine_name), models)
     code = runner.reproduce(
         list(EXPERIMENTS), board, results, jobs=1, full=True, definitions=definitions
