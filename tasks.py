@@ -143,6 +143,46 @@ def merge(_: Context, folder: list[str] | None = None, results: str = "results")
 @task(
     group="Reproduce",
     help={
+        "engine": "docker, podman or none (default: the first that can be used)",
+        "seeds": "runs of each cell, seeds 1 to N (default: 3)",
+        "model": "a shape of llama.cpp/shapes.toml, smollm2, or the path of a GGUF file",
+        "bpf": "count context switches with BPF, too; needs root, or the engine's",
+        "virtual": "also the virtual board's instructions per switch (builds and boots it)",
+        "results": RESULTS,
+    },
+)
+def x86_compare(
+    _: Context,
+    engine: str = "",
+    seeds: int = 0,
+    model: str = "",
+    bpf: bool = False,
+    virtual: bool = True,
+    results: str = "results",
+) -> None:
+    """The load of section 3.7 on this x86-64 machine, in a container; its vector state, measured.
+
+    Resumes where it stopped.  Exit codes: 0 done, 2 usage, 3 environment unfit (no engine, no
+    AVX2), 4 a cell has no valid run or the model is no GGUF file, 130 interrupted.
+    """
+    from board.x86.compare import compare
+
+    code = compare(
+        engine_name=engine,
+        seeds=seeds or None,
+        model=model,
+        bpf=bpf,
+        virtual=virtual,
+        results=Path(results),
+    )
+    if code:
+        raise Exit(code=code)
+    say(f"next: ./inv analyze {results} judges the report's claims by these runs")
+
+
+@task(
+    group="Reproduce",
+    help={
         "json": "also write the calibration to this file (schemas/calibration.schema.json)",
         "vlen": "VLEN in bits (default: that of board/virtual/machine.toml)",
         "shift": "icount shift: one instruction takes 2^N ns of virtual time",

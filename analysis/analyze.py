@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import schemas
-from analysis import published
+from analysis import published, x86
 from analysis.admit import Admitted, admit
 from analysis.audit.result import audit, read_expected
 from analysis.claims import read_claims
@@ -87,6 +87,9 @@ def analysed(
     }
     split = [table for group in groups(admitted.runs) if (table := split_table(group))]
     made = [*tables(admitted.runs, cells, changes), *split, *_anovas(admitted)]
+    measured = x86.read_measured(folders)
+    made += x86.tables(admitted.runs, measured, printed)
+    drawn = [*figures(admitted.runs), *x86.figures(admitted.runs, measured, printed)]
     inputs = inputs_hash(claims, admitted.runs)
     document = {
         "schema_version": "1",
@@ -110,9 +113,10 @@ def analysed(
         claims,
         tuple(verdicts),
         tuple(made),
-        tuple(figures(admitted.runs)),
+        tuple(drawn),
         audited,
         document,
+        x86.sentences(admitted.runs, measured, printed),
     )
 
 

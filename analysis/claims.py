@@ -49,13 +49,15 @@ class Cell:
 class Point:
     """One comparison: a weighted sum of the logarithms of its cells.
 
-    divisor and value: of an exact point, which has one cell; None else.
+    divisor and value: of an exact point, which has one cell; None else.  target: the ratio that is
+    claimed, of a `growth-to` point.
     """
 
     label: str
     terms: tuple[tuple[float, Cell], ...]
     divisor: float | None = None
     value: float | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Claim:
         """The relation in words."""
         percent = f"{100 * self.tolerance:g} %"
         match self.relation, self.contrast["kind"]:
+            case _, "growth-to":
+                return f"{self.contrast['value']:g} times, within {percent}"
             case _, "explains":
                 return f"saves avoided explain at least {100 * self.contrast['share']:g} % of it"
             case "below", _:
@@ -155,7 +159,7 @@ def _check(one: Mapping[str, Any], content: Mapping[str, Any], place: str) -> No
         for name, rule in columns["properties"].items()
         if rule.get("$ref", "") in ("#/$defs/amount", "#/$defs/count")
     }
-    exact = one["contrast"]["kind"] == "exact"
+    exact = one["contrast"]["kind"] in ("exact", "growth-to")
     for what, found, known in (
         ("metric", one["metric"], metrics),
         ("family", one["family"], content["families"]),
@@ -180,7 +184,7 @@ def _check(one: Mapping[str, Any], content: Mapping[str, Any], place: str) -> No
     if (one["relation"] == "equal") is not exact:
         raise InvalidData(
             f"{place}: relation {one['relation']!r} with contrast {one['contrast']['kind']!r}; "
-            "expected 'equal' with 'exact' and only there"
+            "expected 'equal' with 'exact' and 'growth-to' and only there"
         )
 
 
@@ -209,6 +213,16 @@ def _points(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> list[Point
                     ((1.0, cell(contrast["policy"], high)), (-1.0, cell(contrast["policy"], low))),
                 )
                 for low, high in itertools.pairwise(contrast["concurrencies"])
+            ]
+        case "growth-to":
+            low, high = contrast["concurrencies"]
+            policy = contrast["policy"]
+            return [
+                Point(
+                    f"c={low} to {high}",
+                    ((1.0, cell(policy, high)), (-1.0, cell(policy, low))),
+                    target=contrast["value"],
+                )
             ]
         case "gain-growth":
             low, high = contrast["concurrencies"]

@@ -47,7 +47,7 @@ _SPLIT = (
 )
 _SERIES = ("#0072b2", "#d55e00", "#009e73", "#e69f00")
 _MARKERS = ("o", "s", "^", "D")
-_STYLE: Any = {
+AXES_STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -81,7 +81,7 @@ def figures(runs: Iterable[CollectedRun]) -> list[Figure]:
     """All figures for these runs, in the page's order."""
     made: list[Figure] = []
     those = groups(runs)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(AXES_STYLE):
         for column in BY_CONCURRENCY:
             made += _each(
                 f"by-concurrency-{column.metric}",
@@ -141,7 +141,7 @@ def svg(canvas: Canvas, name: str) -> str:
     return re.sub(r"[ \t]+\n", "\n", body)
 
 
-def _axes(
+def axes_of(
     width: float = 6.4, height: float = 3.2, columns: int = 1, rows: int = 1
 ) -> tuple[Canvas, list[Axes]]:
     canvas = Canvas(figsize=(width, height), layout="constrained")
@@ -158,7 +158,7 @@ def _by_concurrency(column: Column, group: Group) -> tuple[Canvas, str]:
     concurrencies = sorted({concurrency for concurrency, _ in cells})
     policies = sorted({name for _, name in cells}, key=policy_order)
     width = 0.8 / len(policies)
-    canvas, [axes] = _axes()
+    canvas, [axes] = axes_of()
     for place, policy in enumerate(policies):
         offset = (place - (len(policies) - 1) / 2) * width
         label = policy
@@ -220,7 +220,7 @@ def _model_sizes(those: Sequence[Group]) -> list[Figure]:
             for column in (BY_CONCURRENCY[0], BY_CONCURRENCY[4])
             if any(group.has(column.metric) for group in those_models)
         ]
-        canvas, axes = _axes(3.6 * len(columns), columns=len(columns))
+        canvas, axes = axes_of(3.6 * len(columns), columns=len(columns))
         for panel, column in zip(axes, columns, strict=True):
             for place, group in enumerate(those_models):
                 cells = {
@@ -257,7 +257,7 @@ def _model_sizes(those: Sequence[Group]) -> list[Figure]:
 
 def _split(group: Group) -> tuple[Canvas, str]:
     keys = list(group.cells("discarded_save_count"))
-    canvas, [axes] = _axes(height=0.9 + 0.3 * len(keys))
+    canvas, [axes] = axes_of(height=0.9 + 0.3 * len(keys))
     left = [0.0] * len(keys)
     undiscarded, spin, discarded = (
         group.cells(f"{name}_save_count") for name in ("undiscarded", "spin", "discarded")
@@ -340,7 +340,7 @@ def _per_thread(group: Group) -> tuple[Canvas, str]:
         chosen = {label_of(run.row): run for run in group.runs if _threads(run)}
     columns = min(3, len(chosen))
     rows = -(-len(chosen) // columns)
-    canvas, axes = _axes(6.4 if columns == 1 else 3.4 * columns, 3.0 * rows, columns, rows)
+    canvas, axes = axes_of(6.4 if columns == 1 else 3.4 * columns, 3.0 * rows, columns, rows)
     for unused in axes[len(chosen) :]:
         unused.set_axis_off()
     for panel, policy in zip(axes, sorted(chosen, key=policy_order), strict=False):
@@ -396,7 +396,7 @@ def _calibrations(those: Sequence[Group]) -> list[Figure]:
 
 
 def _calibration(calibration: Mapping[str, Any]) -> Canvas:
-    canvas, [burn, barrier, server] = _axes(8.2, 2.8, 3)
+    canvas, [burn, barrier, server] = axes_of(8.2, 2.8, 3)
     loops = {int(n): values for n, values in calibration["burn"].items()}
     one = sum(loops[min(loops)]) / len(loops[min(loops)]) / min(loops)
     burn.plot([0, max(loops)], [0, max(loops)], color="#999999", linewidth=1)

@@ -75,6 +75,8 @@ class Analysis:
     figures: tuple[Figure, ...]
     audit: Mapping[str, Any]
     document: Mapping[str, Any]
+    x86: tuple[str, ...] = ()
+    """Section 3.7 in words, made of what was found on x86."""
 
 
 def page(analysis: Analysis) -> str:
@@ -84,6 +86,7 @@ def page(analysis: Analysis) -> str:
         ("audit", "Audit of the printed numbers", _audit(analysis.audit)),
         ("tables", "Tables", _tables(analysis.tables)),
         ("figures", "Figures", _figures(analysis.figures)),
+        *([("x86", "x86 with AVX2 (section 3.7)", _x86(analysis.x86))] if analysis.x86 else []),
         ("runs", "Runs that do not count", _not_counted(analysis)),
         ("environment", "Environment", _environment(analysis.admitted.runs)),
         ("rerun", "Run it again", _rerun(analysis)),
@@ -289,6 +292,11 @@ def _figures(figures: Sequence[Figure]) -> str:
         caption = f"<figcaption><b>{_e(figure.title)}.</b> {_e(figure.caption)}</figcaption>"
         parts.append(f'<figure id="figure-{_e(figure.name)}">{figure.svg or ""}{caption}</figure>')
     return "".join(parts)
+
+
+def _x86(sentences: Sequence[str]) -> str:
+    """The text; its tables and its figure stand with the others, under x86-."""
+    return "".join(f"<p>{_e(line)}</p>" for line in sentences)
 
 
 # ------------------------------------------------------------------------------------------- runs

@@ -219,8 +219,31 @@ def _result(claim: Claim, point: Point, samples: Sequence[Sample]) -> Result:
     if claim.contrast["kind"] == "explains":
         return _explained(point.label, n, difference(samples[0], samples[1]))
     terms = [(weight, one) for (weight, _), one in zip(point.terms, samples, strict=True)]
+    if point.target is not None:
+        return judge_equal(point.label, n, log_contrast(terms), point.target, claim.tolerance)
     return judge_point(
         point.label, n, log_contrast(terms), claim.relation, claim.tolerance, claim.words
+    )
+
+
+def judge_equal(label: str, n: int, found: Contrast, target: float, tolerance: float) -> Result:
+    """The ratio's p for lying within the tolerance around the target, and for lying outside.
+
+    For: the larger of two one-sided tests, doubled, so that it is below 0.05 exactly when the 95 %
+    interval lies inside.
+    """
+    low, high = target * (1 - tolerance), target * (1 + tolerance)
+    p_for = max(found.p_above(low), found.p_below(high))
+    p_against = min(found.p_below(low), found.p_above(high))
+    return Result(
+        label,
+        n,
+        estimate=found.ratio,
+        low=found.low,
+        high=found.high,
+        p=found.p,
+        p_for=min(1.0, 2 * p_for),
+        p_against=min(1.0, 2 * p_against),
     )
 
 

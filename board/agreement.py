@@ -9,6 +9,8 @@ vector code) are in truth and profiler by their sites, and restores in each its 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from schemas.record import window_switches
+
 ROLE = "context-switch"
 STATES = ("user", "kernel")
 UNKNOWN = "unknown"
@@ -45,6 +47,29 @@ def agreement(
     document["agrees"] = not differences
     document["differences"] = differences
     return document
+
+
+def switch_differences(
+    agent: Mapping[str, Any] | None, switches: Mapping[str, Any] | None
+) -> list[str]:
+    """Return where /proc and BPF differ, a line each.
+
+    Both look while the target stands still, so they must count the same switches of every thread
+    that is there at the end, to the last one; how the kernel files a switch, as voluntary or not, a
+    signal can change in between.  Threads that ended meanwhile only BPF has.
+    """
+    if not agent or not switches or not switches["counted"]:
+        return []
+    counted = {row["tid"]: row for row in switches["counted"]["threads"]}
+    lines = []
+    for tid, (voluntary, involuntary) in window_switches(agent["platform"]["server"]).items():
+        row = counted.get(tid, {"voluntary": 0, "involuntary": 0})
+        proc, bpf = voluntary + involuntary, row["voluntary"] + row["involuntary"]
+        if proc != bpf:
+            lines.append(f"thread {tid}: /proc {proc}, BPF {bpf}")
+    if switches["counted"]["lost"]:
+        lines.append(f"BPF had no room for {switches['counted']['lost']} switches")
+    return lines
 
 
 def _differences(counted: Mapping[str, int | None], missed: int) -> list[str]:

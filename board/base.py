@@ -17,14 +17,16 @@ class RunFailed(Exception):
     """A cell could not be run to its end; the run is kept, as invalid, with this reason.
 
     reason: guest-panic, guest-oops, guest-rcu-stall, guest-oom, guest-timeout, qemu-killed,
-        no-results or agent-failed.
+        container-oom, container-timeout, no-results or agent-failed.
     detail: what was seen, the console's last lines included.
+    facts: what is known of the run all the same, for the record's environment.
     """
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, facts: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.facts = facts or {}
 
 
 class RunVoid(Exception):
@@ -48,6 +50,10 @@ class Board(Protocol):
     """Whether cells may run on it side by side."""
     instruments: Sequence[str]
     """What can count on it."""
+
+    @property
+    def most_threads(self) -> int | None:
+        """The server gets no more threads; None where the cell's number stands, whatever it is."""
 
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """The cell's `machine`, or None for a real board; overrides, e.g. {"vlen_bits": 512}."""
@@ -84,9 +90,10 @@ class Board(Protocol):
 
         Those are agent.json, loadgen.json, a JSON file per instrument of the cell, and logs.
         Returns the facts about the host that go into the record's environment: host_cpu_s and
-        host_wall_s, in seconds, and `board` for one reached over SSH.  Called from several threads
-        at once where the board is parallel.  Raises RunFailed (the run is kept as invalid), RunVoid
-        (it is run again) and toolchain.command.Cancelled once `cancel` is set (it is void).
+        host_wall_s, in seconds, `board` for one reached over SSH, `container` for a container.
+        Called from several threads at once where the board is parallel.  Raises RunFailed (the run
+        is kept as invalid), RunVoid (it is run again) and toolchain.command.Cancelled once `cancel`
+        is set (it is void).
         """
 
 
@@ -102,6 +109,10 @@ def opened(name: str, *, yes: bool = False) -> contextlib.AbstractContextManager
         from board.ssh.board import SshBoard
 
         return SshBoard(boards.ssh_settings(name), yes=yes)
+    if table["platform"] == "container-x86":
+        from board.x86.board import container_board
+
+        return contextlib.nullcontext(container_board(name))
     from board.virtual.board import VirtualBoard
 
     return contextlib.nullcontext(VirtualBoard())

@@ -150,18 +150,25 @@ class Definitions:
                     f"{variant!r}"
                 )
 
-    def chosen(self, names: Sequence[str], *, full: bool) -> list[str]:
+    def chosen(self, names: Sequence[str], *, full: bool, platform: str = "virtual") -> list[str]:
         """The experiments to run: those named, else all but the full-only ones, or all if full.
 
-        One for tuning is run only when it is named.
-        Raises UsageError at an unknown name.
+        Only those of the board's platform; one for tuning is run only when it is named.  Raises
+        UsageError at an unknown name, or one of another platform.
         """
-        known = self.experiments["experiments"]
+        x86 = "container-x86"
+        known = {
+            name: content
+            for name, content in self.experiments["experiments"].items()
+            if (content.get("platform") == x86) is (platform == x86)
+        }
         for name in names:
             if name not in known:
-                raise UsageError(
-                    f"--experiment {name}: no such experiment; known: {', '.join(known)}"
+                other = name in self.experiments["experiments"]
+                what = (
+                    "not for this board (see ./inv x86-compare)" if other else "no such experiment"
                 )
+                raise UsageError(f"--experiment {name}: {what}; known: {', '.join(known)}")
         if names:
             return list(dict.fromkeys(names))
         return [
@@ -270,7 +277,7 @@ def _plan(
     experiment: str | None,
 ) -> Plan:
     load = definitions.experiments["loads"][part["load"]]
-    server = definitions.experiments["servers"][part["server"]]
+    server = _capped(definitions.experiments["servers"][part["server"]], board.most_threads)
     policies, policy = definitions.policies, chosen["policy"]
     flags = policies.flags(policy, definitions.flags)
     scheduling = policies.scheduling(policy, chosen["scope"], chosen["variant"])
@@ -281,7 +288,7 @@ def _plan(
         "schema_version": "1",
         "board": board.name,
         **chosen,
-        "load": {"prompt": None, "prompt_words": None, **load, "seed": chosen["seed"]},
+        "load": _load(load, chosen["concurrency"], chosen["seed"]),
         "server": {"flags": server_flags(flags, server, chosen["concurrency"])},
         "scheduling": scheduling,
         "machine": board.machine(machine_overrides),
@@ -307,6 +314,23 @@ def tools_of(cell: Mapping[str, Any]) -> list[str]:
     if cell["bystanders"]:
         tools.append("bystander")
     return tools
+
+
+def _capped(server: Mapping[str, int], most_threads: int | None) -> dict[str, int]:
+    """The server's numbers with no more threads than the board can run at once."""
+    if most_threads is None:
+        return dict(server)
+    return {
+        **server,
+        **{key: min(server[key], most_threads) for key in ("threads", "threads_batch")},
+    }
+
+
+def _load(load: Mapping[str, Any], concurrency: int, seed: int) -> dict[str, Any]:
+    """The cell's load: rounds become requests."""
+    whole = {"prompt": None, "prompt_words": None, **load, "seed": seed}
+    rounds = whole.pop("rounds", None)
+    return whole if rounds is None else {**whole, "requests": rounds * concurrency}
 
 
 def server_flags(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import schemas
-from board.agreement import agreement
+from board.agreement import agreement, switch_differences
 from board.base import Board, RunFailed, RunVoid
 from board.cell import Plan
 from board.phase_tokens import phase_tokens
@@ -30,6 +30,7 @@ from toolchain.errors import EnvironmentUnfit, InvalidData
 from toolchain.paths import REPO
 
 INSTRUMENTS = ("observer", "profiler", "truth")
+"""Those that count saves: the record has a place for each, asked or not."""
 VOID_ATTEMPTS = 3
 """How often a cell is begun whose board is restarted under it."""
 
@@ -137,6 +138,7 @@ def _measure(
                 "earlier results are untouched; free some space, then run the same again"
             ) from error
         failure = {"reason": error.reason, "detail": error.detail}
+        facts = {**facts, **error.facts}
     reasons: list[str] = []
     details: list[str] = []
     if failure is not None:
@@ -153,10 +155,13 @@ def _measure(
     for part in (agent, loadgen, calibration):
         reasons += part["invalid_reasons"] if part else []
     counted = _instruments(plan.cell["instruments"], partial.path, reasons, details)
-    agreed = agreement(**counted)
+    agreed = agreement(*(counted[name] for name in INSTRUMENTS))
     if agreed and not agreed["agrees"]:
         reasons.append("instruments-disagree")
         details += [f"instruments: {line}" for line in agreed["differences"]]
+    if differences := switch_differences(agent, counted.get("switches")):
+        reasons.append("switches-disagree")
+        details += [f"switches: {line}" for line in differences]
     scheduled = _scheduler(plan.cell, partial.path, reasons, details)
     told = phase_tokens(plan.cell, agent, loadgen, scheduled)
     if told and not told["agrees"]:
@@ -201,7 +206,7 @@ def _instruments(
     """What each instrument wrote, None for those not asked; its own objections become reasons."""
     return {
         name: _written_by(name, directory, reasons, details) if name in asked else None
-        for name in INSTRUMENTS
+        for name in dict.fromkeys([*INSTRUMENTS, *asked])
     }
 
 

@@ -91,14 +91,22 @@ class Btf:
                 return inner[0], offset + inner[1], inner[2]
         return None
 
+    def size_bytes(self, structure: str) -> int:
+        """Return the size of `structure`; raises InvalidData for one this kernel does not have."""
+        _, _, size = struct.unpack_from("<III", self._types, self._starts[self._number(structure)])
+        return int(size)
+
+    def _number(self, structure: str) -> int:
+        if structure not in self._named:
+            raise InvalidData(f"BTF: this kernel has no struct {structure}")
+        return self._named[structure]
+
     def offset_bytes(self, structure: str, path: str) -> int:
         """Return the byte offset of the member `path` (names joined by dots) of `structure`.
 
         Raises InvalidData for a structure or member this kernel does not have.
         """
-        number = self._named.get(structure)
-        if number is None:
-            raise InvalidData(f"BTF: this kernel has no struct {structure}")
+        number = self._number(structure)
         bits = 0
         for name in path.split("."):
             found = self._find(number, name)

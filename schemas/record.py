@@ -78,3 +78,27 @@ def comparable(record: Mapping[str, Any]) -> bytes:
     kept = {key: value for key, value in record.items() if key != "environment"}
     kept["run_id"] = split_run_id(record["run_id"])[0]
     return schemas.canonical(kept)
+
+
+def window_switches(server: Mapping[str, Any] | None) -> dict[int, tuple[int, int]]:
+    """Return per thread how often it was switched out in the window, (voluntarily, not), by /proc.
+
+    server: `platform.server` of the record.  A thread that was made meanwhile counts from its
+    start; one that has ended since is not there (`threads_ended`).
+    """
+    keys = ("voluntary_switches", "involuntary_switches")
+    if not server:
+        return {}
+    before = {row["tid"]: row for row in server["threads_before"]}
+    none = dict.fromkeys(keys, 0)
+    found = {}
+    for row in server["threads_after"]:
+        voluntary, involuntary = (row[key] - before.get(row["tid"], none)[key] for key in keys)
+        found[row["tid"]] = (voluntary, involuntary)
+    return found
+
+
+def threads_ended(server: Mapping[str, Any]) -> int:
+    """Return how many of the server's threads ended in the window: /proc has lost their counts."""
+    after = {row["tid"] for row in server["threads_after"]}
+    return sum(row["tid"] not in after for row in server["threads_before"])

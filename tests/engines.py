@@ -54,9 +54,8 @@ def docker_engine() -> Iterator[str]:
 
 
 def _answers(host: str) -> bool:
-    from docker.errors import DockerException
-
     import docker
+    from docker.errors import DockerException
 
     try:
         client = docker.DockerClient(base_url=host)

@@ -279,6 +279,7 @@ class FakeBoard:
     platform = "virtual"
     parallel = True
     instruments: Sequence[str] = ("observer", "profiler", "truth")
+    most_threads = None
 
     def __init__(self, script: Script = good, by_seed: Mapping[int, Script] | None = None) -> None:
         self.script = script

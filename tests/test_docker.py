@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import cast
 
+import docker
 import pytest
 from docker.models.containers import Container
 from toolchain_checkout import Checkout, Ended, eventually, names, small_deb
 
-import docker
 from artifact import binaries, verify
 from toolchain import docker_driver, inside
 from toolchain.paths import REPO

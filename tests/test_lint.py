@@ -27,6 +27,7 @@ REPO = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 SIZE_LIMIT_BYTES = 512 * 1024
 LARGE_FILES = {"toolchain/debian.lock"}
+OF_A_TREE = {"bcc"}  # imported in a container, where the pinned tree x86 has it
 # Spelled so that neither pattern matches this file.
 REGISTRY = re.compile(
     r"\b(?:py[p]i|test\.py[p]i|python[h]osted|np[m]js|crates|rubygems|proxy\.golang|index\.docker|ghcr|quay"
@@ -154,7 +155,7 @@ def imports(root: Path) -> list[str]:
             else:
                 continue
             for package in {name.partition(".")[0] for name in names}:
-                if package in own | sys.stdlib_module_names:
+                if package in own | sys.stdlib_module_names | OF_A_TREE:
                     continue
                 if not locked & {name.lower() for name in distributions.get(package, [])}:
                     where = f"{path.relative_to(root)}:{node.lineno}"

@@ -228,6 +228,8 @@ def test_what_was_not_in_force_is_named(
 
 
 def test_what_was_in_force_is_not() -> None:
+    alone = [FAIR | {"harts": "1"}] * 3
+    assert objections(scheduling("baseline"), UNDER_NONE, alone, one_hart=True) == []
     assert objections(scheduling("baseline-long"), states(OFF, LONG, LONG, OFF), [FAIR]) == []
     pinned = [FAIR, *(FAIR | {"harts": str(hart)} for hart in range(8))]
     held = AT_REST | {"cpuset": "0-7"}

@@ -504,7 +504,7 @@ def test_a_killed_emulator_is_noticed(machine: TestBoard) -> None:
     while machine.emulated.pid() is not None and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert session is not None and machine.emulated.pid() is None
-    with Link(machine.settings) as link, pytest.raises(LinkLost, match="./inv board up --board"):
+    with Link(machine.settings) as link, pytest.raises(LinkLost, match=r"\./inv board up --board"):
         link.ask("hello", {"directory": "bananaos"})
     machine.up()
 

@@ -109,7 +109,7 @@ def run(
     EnvironmentUnfit (the log cannot be written).
     """
     words = tuple(os.fspath(word) for word in argv)
-    limit_s = None if timeout_s is None else timeout_s * _timeout_scale()
+    limit_s = None if timeout_s is None else timeout_s * timeout_scale()
     line = copy_pasteable(words, cwd=cwd, env=env)
     if cancel is not None and cancel.is_set():
         raise Cancelled(f"{what}: cancelled before it started")
@@ -289,7 +289,8 @@ class _Guard:
             self._shell.stdin.flush()
 
 
-def _timeout_scale() -> float:
+def timeout_scale() -> float:
+    """Return by what every time limit is multiplied; raises UsageError for no positive number."""
     text = os.environ.get(_SCALE_VARIABLE, "1")
     try:
         scale = float(text)

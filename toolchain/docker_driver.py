@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar, cast
 
+import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 
-import docker
 from toolchain import cache
 from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError
 from toolchain.image import COPY_BYTES, Config, Digest, Image, tree_entries, write, write_layer

@@ -109,11 +109,14 @@ def entering(
     directory: str = DIRECTORY,
     *,
     network: bool = False,
+    name: str = "build",
+    via: str | None = None,
 ) -> list[str]:
-    """Return the host command line that runs `argv` in the tree; writes the file `mounts`.
+    """Return the host command line that runs `argv` in the tree `name`; writes the file `mounts`.
 
-    For run_inside and for the few programs that need the caller's terminal or outlive the caller.
-    network: with the host's network, for an emulator whose port is forwarded; no build.  Raises
+    For run_inside, for the few programs that need the caller's terminal or outlive the caller, and
+    for those of another tree.  network: with the host's network, for an emulator whose port is
+    forwarded; no build.  via: a driver, where the one that is chosen by itself does not do.  Raises
     EnvironmentUnfit for a path or a file system that cannot be used, for a driver that has no such
     command line, and as `driver` does.
     """
@@ -124,14 +127,15 @@ def entering(
             f"{path!r}: a path with a tab or a line break cannot be mounted; move the checkout, "
             "or set XDG_CACHE_HOME to another directory"
         )
-    if driver() not in UNSHARE:
+    via = via or driver()
+    if via not in UNSHARE:
         raise EnvironmentUnfit(
-            f"the driver {driver()} cannot run this, only {' and '.join(UNSHARE)} can"
-            + ("; docker can run all that needs no terminal" if driver() == "nix" else "")
+            f"the driver {via} cannot run this, only {' and '.join(UNSHARE)} can"
+            + ("; docker can run all that needs no terminal" if via == "nix" else "")
         )
-    namespaces = [name for name in NAMESPACES if not (network and name == "--net")]
-    entry = [*("unshare", *UNSHARE[driver()], *namespaces), "sh", os.fspath(ENTER)]
-    tree = rootfs("build")
+    namespaces = [each for each in NAMESPACES if not (network and each == "--net")]
+    entry = [*("unshare", *UNSHARE[via], *namespaces), "sh", os.fspath(ENTER)]
+    tree = rootfs(name)
     if os.statvfs(tree).f_flag & os.ST_NOEXEC:
         raise EnvironmentUnfit(
             f"{tree}: this file system is mounted noexec, so that the tree's programs cannot run; "

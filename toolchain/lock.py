@@ -1,6 +1,6 @@
 """debian.lock: every package of the pinned trees, by name, version, pool path, size, sha256.
 
-Promise: reading refuses anything that is not exactly the documented table; writing replaces it whole.
+Promise: reading refuses all that is not exactly the documented table; writing replaces it whole.
 Limit: how it comes about is resolve.py's affair.
 """
 

@@ -1,8 +1,8 @@
-"""`./inv lock`: resolve the packages anew against the machine's mirror, and tell what is different.
+"""`./inv lock`: resolve the packages anew against the machine's mirror, and tell what differs.
 
-Promise: packages.toml is resolved with the machine's own apt in private directories, so that neither
-the machine's packages nor its configuration leak into the result; the lists must be signed by
-Debian's archive key.  A mirror that has moved on (other versions) is told apart from one that
+Promise: packages.toml is resolved with the machine's own apt in private directories, so that
+neither the machine's packages nor its configuration leak into the result; the lists must be signed
+by Debian's archive key.  A mirror that has moved on (other versions) is told apart from one that
 tampers (another content of a version that is locked, lists that nobody signed), whose result cannot
 be accepted.  Lock and source pins change together and only when told to.
 Limit: needs a Debian host (apt-get and the archive's keyring); using the lock does not.
@@ -34,8 +34,8 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 KEYRING_VARIABLE = "BANANAOS_DEBIAN_KEYRING"
 UNSIGNED = ("NO_PUBKEY", "BADSIG", "is not signed", "EXPKEYSIG", "REVKEYSIG", "Clearsigned file")
 TAMPERED = ("Hash Sum mismatch", "File has unexpected size")
-"""What apt says of lists that are not what the signed Release file says; also a mirror that is being
-updated just now."""
+"""What apt says of lists that are not what the signed Release file says; also a mirror that is
+being updated just now."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _PrivateApt:
         self.options += [f"-oAPT::Architectures::={name}" for name in (architecture, *foreign)]
 
     def update(self, lines: Sequence[str]) -> None:
-        """Read the archive's lists; raises InvalidData where they are not signed or not as signed."""
+        """Read the archive's lists; raises InvalidData where not signed, or not as signed."""
         (self.root / "etc/sources.list").write_text("".join(f"{line}\n" for line in lines))
         try:
             run(

@@ -75,7 +75,7 @@ def main() -> int:
     scheduler = report["scheduler"]
     platform |= {"server": None, "kernel_warnings": []}
     valid = False
-    missing = system.missing_extensions(platform["isa"]) if cell["machine"] is not None else []
+    missing = system.missing_extensions(platform["isa"])
     if missing:
         platform["missing_extensions"] = missing
         reasons.append("isa-missing")
@@ -85,7 +85,8 @@ def main() -> int:
         scheduler["after"] = system.scheduler_state()
         server = platform["server"]
         threads = [row for key in EDGES for row in server[f"threads_{key}"]] if server else []
-        reasons += objections(cell["scheduling"], scheduler, threads)
+        one_hart = len(os.sched_getaffinity(0)) == 1
+        reasons += objections(cell["scheduling"], scheduler, threads, one_hart=one_hart)
         platform["kernel_warnings"] = _kernel_warnings(
             log_start_us, (*EXPECTED_KERNEL_WARNINGS, *tools.get("harmless_warnings", ()))
         )
@@ -136,7 +137,7 @@ def _measure(
         ) as server,
     ):
         _say("llama-server started")
-        group = Group(server.pid)
+        group = Group(server.pid, by_signal=tools.get("stop", False))
         mine = (options.out, reasons, _say)
         scheduling = Scheduling(wanted, tools.get("scheduler"), group, server.pid, *mine)
         instruments = Instruments(tools, group, server.pid, *mine)
@@ -163,7 +164,8 @@ def _measure(
     if server.exit_code != 0 and "server-died" not in reasons:
         reasons.append("server-exit-code")
     # Without a window nothing is known of the threads, and loadgen.json says why there was none.
-    if "server-died" not in reasons and window.after and not platform["server"]["vector_threads"]:
+    told = [row for row in platform["server"]["threads_after"] if row["vlen_bits"] is not None]
+    if "server-died" not in reasons and told and not platform["server"]["vector_threads"]:
         reasons.append("vector-unused")
     _say("llama-server stopped")
     if result is None:
@@ -216,18 +218,22 @@ class _Window:
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
         _say("window opens")
-        self.before = system.threads(self._server.pid)
         self.states["opened"] = self._scheduling.edge()
         self.bystanders["opened"] = self._bystanders.look()
         try:
-            with self._instruments.window():
+            with self._instruments.window(self._opens, self._closes):
                 yield
         finally:
             self.bystanders["closed"] = self._bystanders.look()
             self.states["closed"] = self._scheduling.edge()
-            if self._server.exit_code is None:
-                self.after = system.threads(self._server.pid)
             _say("window closed")
+
+    def _opens(self) -> None:
+        self.before = system.threads(self._server.pid)
+
+    def _closes(self) -> None:
+        if self._server.exit_code is None:
+            self.after = system.threads(self._server.pid)
 
 
 async def _load_while_alive(

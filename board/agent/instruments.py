@@ -1,10 +1,10 @@
 """The instruments on the board: started, stopped and read around a window, the target frozen.
 
-Promise: the target process is frozen (cgroup v2) while a window is opened and while it is closed,
-so that no instrument sees a switch of it that another one misses; whatever happens, the target is
-thawed, the observer has ended and the module is unloaded when the block is left.
-Limit: needs root, and a cgroup v2 file system; counts of the whole system are not aligned, only the
-target's are.  An instrument that cannot be used is a reason, never a silent gap.
+Promise: the target process stands still (board/agent/group.py) while a window is opened and while
+it is closed, so that no instrument sees a switch of it that another one misses; whatever happens,
+the target goes on, the observers have ended and the module is unloaded when the block is left.
+Limit: counts of the whole system are not aligned, only the target's are.  An instrument that cannot
+be used is a reason, never a silent gap.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ OBSERVER_INVALID = 4
 """vstate_observer's exit code for a document whose own invalid_reasons are not empty."""
 OBSERVER_UNOPENED = 130
 """Its exit code when it is stopped before its window was opened: nothing was measured."""
-OWN_TOOLS = {"observer", "spin", "profiler", "mark"}
+OWN_TOOLS = {"observer", "spin", "profiler", "mark", "switches", "stop"}
 _PLACE = re.compile(r"JIT 0x([0-9a-f]+)-0x([0-9a-f]+)")
 
 
@@ -34,7 +34,9 @@ class Instruments:
     """The instruments of one run.
 
     tools: what the board was given (any of the keys may be missing): observer (program), spin (list
-    of START-END for it), profiler (module, sites, loader), mark (program that tells the emulator).
+    of START-END for it), profiler (module, sites, loader), mark (program that tells the emulator),
+    switches (command line of the program that counts context switches), stop (true: the target
+    stands still at the window's edges, even if nothing else is there).
     group: the target's.
     reasons: why the run does not count on their account, filled as it happens.
     """
@@ -54,10 +56,10 @@ class Instruments:
         self._out = out
         self._reasons = reasons
         self._say = say
-        self._observer: subprocess.Popen[str] | None = None
+        self._observers: dict[str, subprocess.Popen[str]] = {}
         self._loader = _load_by_path(tools["profiler"]["loader"]) if "profiler" in tools else None
         self._profiling = False
-        self._opened = False
+        self._opened: set[str] = set()
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -68,6 +70,7 @@ class Instruments:
         with self._may_fail("freezer"):
             self._group.make()
         self._load_observer()
+        self._load_switches()
         if self._loader:
             profiler = self._tools["profiler"]
             with self._may_fail("profiler"):
@@ -76,7 +79,7 @@ class Instruments:
         try:
             yield
         finally:
-            self._end_observer()
+            self._end_observers()
             self._freeze(False)
             # Each by itself: what cannot be written does not keep the module loaded; and one that
             # was loaded before is somebody else's.
@@ -87,13 +90,17 @@ class Instruments:
                     self._loader.unload()
 
     @contextlib.contextmanager
-    def window(self) -> Iterator[None]:
-        """Open the window, run the block, close it; the target stands still at both edges."""
-        if not self._tools:
-            yield
-            return
+    def window(
+        self, opens: Callable[[], None] | None = None, closes: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Open the window, run the block, close it; the target stands still at both edges.
+
+        opens and closes are called there, to read what nobody else must change meanwhile.
+        """
         self._freeze(True)
-        self._start_observer()
+        if opens:
+            opens()
+        self._start_observers()
         self._control("start")
         self._mark("open", str(self._pid))
         self._freeze(False)
@@ -103,65 +110,78 @@ class Instruments:
             self._freeze(True)
             self._mark("close")
             self._control("stop")
-            self._end_observer()
+            self._end_observers()
+            if closes:
+                closes()
             self._freeze(False)
 
     # -- the target
 
     def _freeze(self, frozen: bool) -> None:
-        with self._may_fail("freezer"):
-            self._group.freeze(frozen)
+        if self._tools:
+            with self._may_fail("freezer"):
+                self._group.freeze(frozen)
 
-    # -- the observer
+    # -- the observers
 
     def _load_observer(self) -> None:
         """Do all that takes long: it takes eight times as long once all harts poll."""
         if "observer" not in self._tools:
             return
         with self._may_fail("observer"):
-            argv = [self._tools["observer"], "--pid", str(self._pid), "--hold"]
-            argv += ["--out", os.fspath(self._out / "observer.json")]
-            argv += [word for spin in self._tools["spin"] for word in ("--spin", spin)]
-            self._observer = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-            )
-            places = _PLACE.findall("".join(self._until("loaded")))
+            words = [word for spin in self._tools["spin"] for word in ("--spin", spin)]
+            lines = self._hold("observer", [self._tools["observer"]], words)
+            places = _PLACE.findall("".join(lines))
             for number, (start, end) in enumerate(places):
                 self._mark("range", str(number), start, end)
 
-    def _start_observer(self) -> None:
-        if self._observer is None:
-            return
-        with self._may_fail("observer"):
-            self._observer.send_signal(signal.SIGUSR1)
-            self._until("ready")
-            self._opened = True
+    def _load_switches(self) -> None:
+        if "switches" in self._tools:
+            with self._may_fail("switches"):
+                self._hold("switches", self._tools["switches"], [])
 
-    def _until(self, word: str) -> list[str]:
+    def _hold(self, name: str, program: Sequence[str], words: Sequence[str]) -> list[str]:
+        """Start an observer that waits for its window; return what it said before it was loaded."""
+        argv = [*program, "--pid", str(self._pid), "--hold"]
+        argv += ["--out", os.fspath(self._out / f"{name}.json"), *words]
+        self._observers[name] = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
+        return self._until(name, "loaded")
+
+    def _start_observers(self) -> None:
+        for name, observer in list(self._observers.items()):
+            with self._may_fail(name):
+                observer.send_signal(signal.SIGUSR1)
+                self._until(name, "ready")
+                self._opened.add(name)
+
+    def _until(self, name: str, word: str) -> list[str]:
         """Return the observer's lines before the one that is `word`."""
-        assert self._observer is not None and self._observer.stdout is not None
+        observer = self._observers[name]
+        assert observer.stdout is not None
         lines: list[str] = []
-        for line in self._observer.stdout:
+        for line in observer.stdout:
             if line == f"{word}\n":
                 return lines
             lines.append(line)
-        code = self._observer.wait()
-        self._observer = None
+        code = observer.wait()
+        del self._observers[name]
         raise RuntimeError(f"ended with {code} before it was {word}")
 
-    def _end_observer(self) -> None:
-        if self._observer is None:
-            return
-        observer, self._observer = self._observer, None
-        with self._may_fail("observer"):
-            observer.send_signal(signal.SIGINT)
-            try:
-                code = observer.wait(OBSERVER_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                observer.kill()
-                code = observer.wait()
-            if code not in ((0, OBSERVER_INVALID) if self._opened else (OBSERVER_UNOPENED,)):
-                raise RuntimeError(f"ended with {code}")
+    def _end_observers(self) -> None:
+        for name in list(self._observers):
+            observer = self._observers.pop(name)
+            with self._may_fail(name):
+                observer.send_signal(signal.SIGINT)
+                try:
+                    code = observer.wait(OBSERVER_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    observer.kill()
+                    code = observer.wait()
+                expected = (0, OBSERVER_INVALID) if name in self._opened else (OBSERVER_UNOPENED,)
+                if code not in expected:
+                    raise RuntimeError(f"ended with {code}")
 
     # -- the profiler, and the emulator
 

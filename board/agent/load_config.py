@@ -37,6 +37,7 @@ class LoadConfig:
     rate_rps: float | None = None  # open loop only
     arrivals: Arrivals | None = None  # open loop only
     warmup_requests: int = 0
+    one_prompt: bool = False  # for all requests; the server may take it from its cache
     preflight: bool = True
     ready_timeout_s: float = 60.0
     connect_timeout_s: float = 30.0
@@ -75,6 +76,8 @@ class LoadConfig:
             if self.prompt_words is None:
                 raise ConfigError("prompt_words: expected a number, got none, and no prompt either")
             _integer("prompt_words", self.prompt_words, 1)
+        elif self.one_prompt:
+            raise ConfigError("one_prompt: expected prompt_words beside it, not a literal prompt")
         elif self.prompt_words is not None:
             raise ConfigError("prompt_words: expected none beside a literal prompt")
         elif not self.prompt:

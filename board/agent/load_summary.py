@@ -166,7 +166,7 @@ def findings(
             ),
         ),
         "prompt_cache_hit": _first(
-            measured,
+            [] if config.one_prompt else measured,
             lambda o: bool(o.cached_tokens),
             lambda o: f"{o.cached_tokens} prompt tokens came from a cache",
         ),

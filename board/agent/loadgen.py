@@ -62,7 +62,7 @@ def request_fields(config: LoadConfig) -> dict[str, Any]:
         "n_keep": 0,
         "n_indent": 0,
         "t_max_predict_ms": -1,
-        "cache_prompt": False,
+        "cache_prompt": config.one_prompt,
         "n_cache_reuse": 0,
         "return_tokens": False,
         "return_progress": False,
@@ -153,6 +153,10 @@ class _Run:
         if count > longest_run(words, config.prompt_words):
             words = read_words()  # enough of them: run_load has checked that
             self.facts.special_tokens = None
+        if config.one_prompt:  # of its own for the probe, which must not put it into the cache
+            probe, prompt = make_prompts(words, config.prompt_words, 2, config.seed)
+            self.prompts = [probe, *[prompt] * (count - 1)]
+            return
         self.prompts = make_prompts(words, config.prompt_words, count, config.seed)
 
     @property
@@ -448,6 +452,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"words of each prompt (default: {default['prompt_words']})",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="one literal prompt instead, for all")
+    parser.add_argument(
+        "--one-prompt",
+        action="store_true",
+        help="the same words for every request, which the server may take from its cache; without "
+        "it a cache hit makes the run invalid",
+    )
     add("seed", int, "S", "of the prompts, the arrivals and the sampling; 0 is a seed too")
     parser.add_argument(
         "--no-preflight",

@@ -166,11 +166,14 @@ def objections(
     wanted: Mapping[str, Any],
     states: Mapping[str, Mapping[str, Any] | None],
     threads: Sequence[Mapping[str, Any]],
+    *,
+    one_hart: bool = False,
 ) -> list[str]:
     """Why the policy was not in force, by name; nothing if it was.
 
     states: what the kernel said `before` and `after` the run, and at the window's edges, `opened`
     and `closed`; None where it did not come to that.  threads: of the server, at both edges.
+    one_hart: there is no other one, so that being there is no choice.
     """
     edges = [state for state in (states["opened"], states["closed"]) if state is not None]
     before, after = states["before"], states["after"]
@@ -197,7 +200,7 @@ def objections(
         reasons.append("base-slice-not-set")
     if any(state["cpuset"] != wanted["cpuset"] for state in edges):
         reasons.append("cpuset-not-set")
-    if edges and pinned(threads) != wanted["pinned_threads"]:
+    if edges and not one_hart and pinned(threads) != wanted["pinned_threads"]:
         reasons.append("affinity-not-set")
     if before is not None and after is not None:
         if after["state"] not in DISABLED:

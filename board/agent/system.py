@@ -1,7 +1,7 @@
 """What the board says of itself: /proc and /sys, read and put into JSON values.
 
 Promise: reads only; a file that is not there is None, never a guess.
-Limit: RISC-V Linux names; on another architecture the vector fields are None.
+Limit: RISC-V and x86-64 Linux names.
 """
 
 import os
@@ -11,8 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-REQUIRED_EXTENSIONS = ("v", "zfh", "zvfh", "zba", "zbb", "zbs")
-"""What llama-server was compiled for (llama.cpp/riscv64.cmake); without one it dies of SIGILL."""
+from board.agent.perf import availability
+
+REQUIRED_EXTENSIONS = {
+    "riscv64": ("v", "zfh", "zvfh", "zba", "zbb", "zbs"),
+    "x86_64": ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"),
+}
+"""What llama-server was compiled for (llama.cpp/*.cmake), as /proc/cpuinfo calls it; without one it
+dies of SIGILL.  The x86-64 ones are those of x86-64-v3."""
 
 _SCHED_EXT = Path("/sys/kernel/sched_ext")
 BASE_SLICE = Path("/sys/kernel/debug/sched/base_slice_ns")
@@ -28,18 +34,21 @@ def text(path: Path | str) -> str | None:
 
 
 def isa() -> str | None:
-    """Return the ISA string of the first hart, such as rv64imafdcv_zicntr_zfh."""
-    match = re.search(r"^isa\s*:\s*(\S+)$", text("/proc/cpuinfo") or "", re.MULTILINE)
+    """Return the ISA string of the first hart, such as rv64imafdcv_zicntr_zfh; x86: its flags."""
+    line = r"^(?:isa|flags)\s*:\s*(\S.*)$"
+    match = re.search(line, text("/proc/cpuinfo") or "", re.MULTILINE)
     return match.group(1) if match else None
 
 
-def missing_extensions(isa_string: str | None) -> list[str]:
-    """Return which REQUIRED_EXTENSIONS an ISA string lacks (single letters follow rv64)."""
+def missing_extensions(isa_string: str | None, machine: str = platform.machine()) -> list[str]:
+    """Return which of the machine's REQUIRED_EXTENSIONS its ISA string lacks."""
+    required = REQUIRED_EXTENSIONS.get(machine, ())
     if isa_string is None:
-        return list(REQUIRED_EXTENSIONS)
-    base, *multi = isa_string.removeprefix("rv64").split("_")
-    have = {*base, *multi}
-    return [name for name in REQUIRED_EXTENSIONS if name not in have]
+        return list(required)
+    # Single letters follow rv64, longer names stand between underscores; flags between spaces.
+    base, *multi = re.split(r"[_ ]", isa_string.removeprefix("rv64"))
+    have = {*base, *multi} if machine == "riscv64" else {base, *multi}
+    return [name for name in required if name not in have]
 
 
 def describe() -> dict[str, Any]:
@@ -56,6 +65,7 @@ def describe() -> dict[str, Any]:
         "governor": text("/sys/devices/system/cpu/cpufreq/policy0/scaling_governor"),
         "python": platform.python_version(),
         "boot_s": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
+        "perf": availability(),
     }
 
 

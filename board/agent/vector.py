@@ -8,6 +8,7 @@ right to trace (a child of ours, or root).
 
 import ctypes
 import os
+import platform
 import struct
 
 _PTRACE_GETREGSET = 0x4204
@@ -25,6 +26,8 @@ class _IoVec(ctypes.Structure):
 
 def vlen_bits_used_by(tid: int) -> int | None:
     """Return the VLEN in bits if thread `tid` ever used V, 0 if not, None if it cannot be told."""
+    if platform.machine() != "riscv64":
+        return None
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
     libc.ptrace.restype = ctypes.c_long

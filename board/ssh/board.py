@@ -44,6 +44,7 @@ class SshBoard:
 
     parallel = False
     instruments: Sequence[str] = payload.INSTRUMENTS
+    most_threads = None
 
     def __init__(self, settings: SshSettings, *, yes: bool = False) -> None:
         self.name = settings.name

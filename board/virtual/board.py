@@ -14,7 +14,8 @@ from typing import Any
 from board.virtual import guest
 from board.virtual.calibrate import calibration
 from board.virtual.machine import Machine, default_machine
-from board.virtual.tools import artifacts
+from board.virtual.tools import FILES, artifacts
+from toolchain.errors import UsageError
 
 
 class VirtualBoard:
@@ -24,6 +25,7 @@ class VirtualBoard:
     platform = "virtual"
     parallel = True
     instruments: Sequence[str] = ("observer", "profiler", "truth")
+    most_threads = None
 
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """Return machine.toml's machine with `overrides`."""
@@ -31,6 +33,10 @@ class VirtualBoard:
 
     def prepare(self, model: str, tools: Sequence[str]) -> dict[str, str]:
         """Build or fetch all a run needs; what is cached costs a checksum."""
+        if unknown := [name for name in tools if name not in FILES]:
+            raise UsageError(
+                f"instrument {unknown[0]}: not on the virtual board, which has {', '.join(FILES)}"
+            )
         return guest.artifacts(model) | artifacts(tools)
 
     def calibration(self, cell: Mapping[str, Any]) -> dict[str, Any] | None:

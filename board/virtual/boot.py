@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from board.base import RunFailed
+from board.times import cpu_seconds
 from board.virtual import machine as machines
 from board.virtual import quantum
 from board.virtual.machine import Machine
@@ -129,7 +130,7 @@ def boot(
             )
         except CommandFailed as exc:
             raise _failed(exc, directory) from exc
-        cpu_s = _cpu_seconds((scratch / "build" / "times").read_text())
+        cpu_s = cpu_seconds((scratch / "build" / "times").read_text())
     symptom = _symptom(_console(directory))
     if symptom:
         raise RunFailed(symptom, console_tail(directory))
@@ -201,12 +202,6 @@ def extract(tar: tarfile.TarFile, directory: Path) -> None:
         if stream is not None:
             with stream, target.open("wb") as out:
                 shutil.copyfileobj(stream, out)
-
-
-def _cpu_seconds(times: str) -> float:
-    """Return user + system seconds of the children in the output of the shell's `times`."""
-    minutes = re.findall(r"(\d+)m([\d.]+)s", times)[2:]
-    return sum(60 * int(m) + float(s) for m, s in minutes)
 
 
 @contextlib.contextmanager

@@ -27,8 +27,9 @@ from board.virtual.machine import default_machine, interactive
 from toolchain.cache import exclusive
 from toolchain.command import run
 from toolchain.errors import EnvironmentUnfit, UsageError, cannot_write
-from toolchain.inside import ENVIRONMENT, entering
+from toolchain.inside import entering
 from toolchain.recipe import build
+from toolchain.rootfs import ENVIRONMENT
 from toolchain.say import say
 
 MEMORY_MIB = 2048

@@ -13,30 +13,17 @@
  * part is left out there unless asked for.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <getopt.h>
-#include <linux/perf_event.h>
-#include <sched.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/auxv.h>
-#include <sys/syscall.h>
 #include <sys/utsname.h>
-#include <time.h>
-#include <unistd.h>
 
-#define EXIT_USAGE 2
-#define EXIT_UNFIT 3
+#include "probe.h"
+
 #define MAX_REPEATS 1001
 #define COLD_BYTES (64L << 20) /* more than any cache of an RVV board */
 #define SCALAR_STEP 64 /* bytes moved by one round of the scalar loops */
 
+static const char probe_name[] = "rvv_probe";
 static const char help_fmt[] =
 	"use: rvv_probe --out FILE [--passes N] [--repeats N] [--cold-mib N]\n"
 	"\n"
@@ -53,18 +40,6 @@ static const char help_fmt[] =
 	"                 on an emulator none, unless given)\n"
 	"\n"
 	"Exit codes: 0 done; 2 usage; 3 no vector unit, or FILE cannot be written.\n";
-
-__attribute__((noreturn, format(printf, 2, 3))) static void fail(int code, const char *format, ...)
-{
-	va_list args;
-
-	fputs("rvv_probe: ", stderr);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	exit(code);
-}
 
 /* ---- the moves: `passes` times all 32 registers, or as many bytes ---------------------------- */
 
@@ -158,94 +133,6 @@ static long instructions_per_pass(const struct kind *kind, long bytes)
 	return 1 + bytes / SCALAR_STEP * SCALAR_ROUND_INSTRUCTIONS + LOOP_INSTRUCTIONS;
 }
 
-/* ---- clocks and counters -------------------------------------------------------------------- */
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC_RAW, &ts);
-	return ts.tv_sec * 1000000000ULL + ts.tv_nsec;
-}
-
-struct counter {
-	const char *source; /* "perf", "csr" or NULL */
-	int fd;
-	uint64_t (*read_csr)(void);
-};
-
-static uint64_t read_cycle(void)
-{
-	uint64_t value;
-
-	__asm__ volatile("rdcycle %0" : "=r"(value));
-	return value;
-}
-
-static uint64_t read_instret(void)
-{
-	uint64_t value;
-
-	__asm__ volatile("rdinstret %0" : "=r"(value));
-	return value;
-}
-
-static sigjmp_buf refused;
-
-static void on_illegal(int number)
-{
-	(void)number;
-	siglongjmp(refused, 1);
-}
-
-/* Kernels differ in whether programs may read these. */
-static bool allowed(uint64_t (*read_csr)(void))
-{
-	struct sigaction action = {.sa_handler = on_illegal}, before;
-	bool works = false;
-
-	sigaction(SIGILL, &action, &before);
-	if (!sigsetjmp(refused, 1)) {
-		read_csr();
-		works = true;
-	}
-	sigaction(SIGILL, &before, NULL);
-	return works;
-}
-
-static struct counter open_counter(uint64_t event, uint64_t (*read_csr)(void))
-{
-	struct perf_event_attr attr = {
-		.type = PERF_TYPE_HARDWARE,
-		.size = sizeof(attr),
-		.config = event,
-		.exclude_kernel = 1,
-		.exclude_hv = 1,
-	};
-	struct counter c = {.fd = syscall(SYS_perf_event_open, &attr, 0, -1, -1, 0)};
-
-	if (c.fd >= 0)
-		c.source = "perf";
-	else if (allowed(read_csr)) {
-		c.source = "csr";
-		c.read_csr = read_csr;
-	}
-	return c;
-}
-
-static uint64_t read_counter(const struct counter *c)
-{
-	uint64_t value = 0;
-
-	if (!c->source)
-		return 0;
-	if (c->read_csr)
-		return c->read_csr();
-	if (read(c->fd, &value, sizeof(value)) != sizeof(value))
-		fail(EXIT_UNFIT, "perf counter: %s", strerror(errno));
-	return value;
-}
-
 /* ---- measuring --------------------------------------------------------------------------------
  */
 
@@ -254,22 +141,13 @@ struct setup {
 	long passes;
 	int repeats;
 	long cold_bytes; /* 0: no cold passes */
+	const char *emulator;
 	struct counter cycles, instructions;
 };
 
 struct series {
 	double ns[MAX_REPEATS], cycles[MAX_REPEATS], instructions[MAX_REPEATS];
 };
-
-static void *allocate(size_t size)
-{
-	void *memory = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-
-	if (!memory)
-		fail(EXIT_UNFIT, "out of memory for %zu bytes", size);
-	memset(memory, 1, size);
-	return memory;
-}
 
 /* Each place of the memory once, in an order that no prefetcher guesses; returns their number. */
 static long cold_passes(const struct kind *kind, char *memory, const struct setup *s)
@@ -308,13 +186,6 @@ static void measure(const struct kind *kind, bool cold, char *memory, const stru
 	}
 }
 
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 static void put_series(FILE *f, const char *name, double *values, int nr, bool there)
 {
 	fprintf(f, ", \"%s\": ", name);
@@ -343,51 +214,11 @@ static void put_measurement(FILE *f, const struct kind *kind, bool cold, char *m
 	fputc('}', f);
 }
 
-/* ---- the machine ------------------------------------------------------------------------------
- */
+/* ---- the document ---------------------------------------------------------------------------- */
 
-static bool file_has(const char *path, const char *text)
+static void put_document(FILE *f, void *data)
 {
-	char content[8192];
-	FILE *file = fopen(path, "r");
-	size_t size = file ? fread(content, 1, sizeof(content), file) : 0;
-
-	if (file)
-		fclose(file);
-	return memmem(content, size, text, strlen(text));
-}
-
-#define QEMU_USER "qemu-user"
-
-/* QEMU's riscv machines say so in their device tree, its user-mode emulation in /proc/cpuinfo. */
-static const char *emulator_name(void)
-{
-	if (file_has("/proc/cpuinfo", "uarch\t\t: qemu"))
-		return QEMU_USER;
-	return file_has("/proc/device-tree/compatible", "riscv-virtio") ? "qemu-system" : NULL;
-}
-
-static void stay_on_this_hart(void)
-{
-	cpu_set_t here;
-
-	CPU_ZERO(&here);
-	CPU_SET(sched_getcpu(), &here);
-	if (sched_setaffinity(0, sizeof(here), &here))
-		fail(EXIT_UNFIT, "cannot stay on one hart: %s", strerror(errno));
-}
-
-static void put_text(FILE *f, const char *name, const char *text)
-{
-	fprintf(f, "\"%s\": ", name);
-	if (text)
-		fprintf(f, "\"%s\"", text);
-	else
-		fputs("null", f);
-}
-
-static void put_document(FILE *f, const struct setup *s, const char *emulator)
-{
+	const struct setup *s = data;
 	char *hot = allocate(s->bytes);
 	char *cold = s->cold_bytes ? allocate(s->cold_bytes) : NULL;
 	struct utsname kernel;
@@ -397,7 +228,7 @@ static void put_document(FILE *f, const struct setup *s, const char *emulator)
 	fputs("{\n \"schema_version\": \"1\",\n ", f);
 	put_text(f, "kernel_release", kernel.release);
 	fputs(",\n ", f);
-	put_text(f, "emulator", emulator);
+	put_text(f, "emulator", s->emulator);
 	fprintf(f, ",\n \"vlenb_bytes\": %ld,\n \"register_file_bytes\": %ld,\n", s->bytes / 32,
 		s->bytes);
 	fprintf(f, " \"passes\": %ld,\n \"repeats\": %d,\n \"cold_bytes\": %ld,\n \"counters\": {",
@@ -413,39 +244,6 @@ static void put_document(FILE *f, const struct setup *s, const char *emulator)
 	fputs("\n ]\n}\n", f);
 	free(hot);
 	free(cold);
-}
-
-static void write_document(const char *path, const struct setup *s, const char *emulator)
-{
-	char *temporary;
-	FILE *f;
-
-	if (asprintf(&temporary, "%s.%d.tmp", path, getpid()) < 0)
-		fail(EXIT_UNFIT, "out of memory");
-	f = fopen(temporary, "wxe");
-	if (f)
-		put_document(f, s, emulator);
-	if (!f || ferror(f) || fflush(f) || fsync(fileno(f)) || fclose(f) ||
-	    rename(temporary, path)) {
-		int err = errno;
-
-		unlink(temporary);
-		fail(EXIT_UNFIT, "%s: cannot write: %s; free some space or name another --out",
-		     path, strerror(err));
-	}
-	free(temporary);
-}
-
-static long number(const char *option, const char *text, long most)
-{
-	char *end;
-	long value;
-
-	errno = 0;
-	value = strtol(text, &end, 10);
-	if (errno || end == text || *end || value < 1 || value > most)
-		fail(EXIT_USAGE, "%s: got '%s', expected an integer of 1..%ld", option, text, most);
-	return value;
 }
 
 int main(int argc, char **argv)
@@ -495,13 +293,14 @@ int main(int argc, char **argv)
 	if (!(getauxval(AT_HWCAP) & (1UL << ('V' - 'A'))))
 		fail(EXIT_UNFIT, "no V extension for programs here: hart without V, kernel without "
 				 "CONFIG_RISCV_ISA_V, or sysctl abi.riscv_v_default_allow=0");
-	stay_on_this_hart();
+	stay_on_this_cpu();
+	s.emulator = emulator;
 	s.bytes = 32 * (long)read_vlenb();
 	/* User-mode emulation gives programs the host's clock for either counter. */
 	if (!emulator || strcmp(emulator, QEMU_USER)) {
-		s.cycles = open_counter(PERF_COUNT_HW_CPU_CYCLES, read_cycle);
-		s.instructions = open_counter(PERF_COUNT_HW_INSTRUCTIONS, read_instret);
+		s.cycles = open_counter(PERF_COUNT_HW_CPU_CYCLES, false, read_cycle);
+		s.instructions = open_counter(PERF_COUNT_HW_INSTRUCTIONS, false, read_instret);
 	}
-	write_document(out, &s, emulator);
+	write_document(out, put_document, &s);
 	return 0;
 }
