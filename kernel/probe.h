@@ -2,9 +2,8 @@
 /*
  * probe.h - what the programs that measure the machine they run on have in common.
  *
- * Promise: one line and an exit code for whatever cannot be done; a JSON document is replaced whole
- * or not at all; a counter that programs may not read is absent, not zero.
- * Limit: static functions for programs of one file; each must define `probe_name`.
+ * Promise: a counter that programs may not read is absent, not zero; the rest is tool.h's.
+ * Limit: static functions for programs of one file.
  */
 #ifndef PROBE_H
 #define PROBE_H
@@ -14,7 +13,6 @@
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,36 +21,9 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "tool/tool.h"
 
-#define EXIT_USAGE 2
-#define EXIT_UNFIT 3
 #define PROBE_UNUSED __attribute__((unused))
-
-static const char probe_name[];
-
-__attribute__((noreturn, format(printf, 2, 3))) static void fail(int code, const char *format, ...)
-{
-	va_list args;
-
-	fprintf(stderr, "%s: ", probe_name);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	exit(code);
-}
-
-PROBE_UNUSED static long number(const char *option, const char *text, long most)
-{
-	char *end;
-	long value;
-
-	errno = 0;
-	value = strtol(text, &end, 10);
-	if (errno || end == text || *end || value < 1 || value > most)
-		fail(EXIT_USAGE, "%s: got '%s', expected an integer of 1..%ld", option, text, most);
-	return value;
-}
 
 PROBE_UNUSED static void *allocate(size_t size)
 {
@@ -207,42 +178,10 @@ PROBE_UNUSED static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* `"name": "text"`, or null; what JSON would have to escape is left out. */
 PROBE_UNUSED static void put_text(FILE *f, const char *name, const char *text)
 {
 	fprintf(f, "\"%s\": ", name);
-	if (!text) {
-		fputs("null", f);
-		return;
-	}
-	fputc('"', f);
-	for (; *text; text++)
-		if (*text >= ' ' && *text < 0x7f && *text != '"' && *text != '\\')
-			fputc(*text, f);
-	fputc('"', f);
-}
-
-/* Replace `path` by what `put` writes, at once; on a full disk it stays as it was. */
-PROBE_UNUSED static void write_document(const char *path, void (*put)(FILE *f, void *data),
-					void *data)
-{
-	char *temporary;
-	FILE *f;
-
-	if (asprintf(&temporary, "%s.%d.tmp", path, getpid()) < 0)
-		fail(EXIT_UNFIT, "out of memory");
-	f = fopen(temporary, "wxe");
-	if (f)
-		put(f, data);
-	if (!f || ferror(f) || fflush(f) || fsync(fileno(f)) || fclose(f) ||
-	    rename(temporary, path)) {
-		int err = errno;
-
-		unlink(temporary);
-		fail(EXIT_UNFIT, "%s: cannot write: %s; free some space or name another --out",
-		     path, strerror(err));
-	}
-	free(temporary);
+	put_string(f, text);
 }
 
 #endif /* PROBE_H */

@@ -31,6 +31,6 @@ bpftool gen object scx_vstate.bpf.o scx_vstate.unlinked.bpf.o
 bpftool gen skeleton scx_vstate.bpf.o name scx_vstate_bpf >include/scx_vstate.bpf.skel.h
 
 # shellcheck disable=SC2086
-$CC -isystem include -I/recipe -static -o /out/scx_vstate \
+$CC -isystem include -I/recipe -I/kernel -static -o /out/scx_vstate \
 	/recipe/scx_vstate.c /recipe/knobs.c /recipe/engine.c /recipe/takeover.c \
-	/recipe/document.c /kernel/vstate_observer/elf_stubs.c -lbpf -lelf -lz -lzstd
+	/recipe/document.c /kernel/tool/tool.c /kernel/tool/elf_stubs.c -lbpf -lelf -lz -lzstd

@@ -1,66 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Write what the scheduler did as one JSON document, schemas/scheduler.schema.json.
- *
- * Promise: the file is replaced whole or left as it was; a full or read-only folder is one line and
- * exit code 3, and nothing half-written stays.
- * Limit: a folder that fills up while the scheduler runs is noticed only at its end.
  */
-#define _GNU_SOURCE
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 #include "loader.h"
 
 #define NAME_OF(name) #name,
 const char *const counter_names[VSTAT_NR] = {VSTATE_COUNTERS(NAME_OF)};
-
-static char *temporary_name(const char *path)
-{
-	char *name;
-
-	if (asprintf(&name, "%s.%d.tmp", path, getpid()) < 0)
-		fail(EXIT_UNFIT, "out of memory");
-	return name;
-}
-
-static __attribute__((noreturn)) void cannot_write(const char *path, const char *temporary)
-{
-	int err = errno;
-
-	unlink(temporary);
-	fail(EXIT_UNFIT, "%s: cannot write: %s; free some space or name another --out", path,
-	     strerror(err));
-}
-
-void document_check_writable(const char *path)
-{
-	char *temporary = temporary_name(path);
-	FILE *file = fopen(temporary, "wxe");
-
-	if (!file || fputc('\n', file) == EOF || fclose(file))
-		cannot_write(path, temporary);
-	unlink(temporary);
-	free(temporary);
-}
-
-/* Names come from the kernel and may hold any byte. */
-static void put_string(FILE *f, const char *text)
-{
-	fputc('"', f);
-	for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-		if (*c == '"' || *c == '\\')
-			fprintf(f, "\\%c", *c);
-		else if (*c < 0x20 || *c >= 0x7f)
-			fprintf(f, "\\u%04x", *c);
-		else
-			fputc(*c, f);
-	}
-	fputc('"', f);
-}
 
 static void put_named(FILE *f, const char *before, const char *name, const char *value)
 {
@@ -198,15 +146,9 @@ static bool put_document(FILE *f, const struct report *r)
 
 bool document_write(const char *path, const struct report *r)
 {
-	char *temporary = temporary_name(path);
-	FILE *f = fopen(temporary, "wxe");
-	bool valid;
+	struct document d = document_begin(path);
+	bool valid = put_document(d.f, r);
 
-	if (!f)
-		cannot_write(path, temporary);
-	valid = put_document(f, r);
-	if (ferror(f) || fflush(f) || fsync(fileno(f)) || fclose(f) || rename(temporary, path))
-		cannot_write(path, temporary);
-	free(temporary);
+	document_end(&d);
 	return valid;
 }

@@ -188,19 +188,6 @@ static int choice(const char *option, const char *text, const char *const *names
 	fail(EXIT_USAGE, "--%s: got '%s', expected one of %s", option, text, expected);
 }
 
-static long number(const char *option, const char *text, long least, long most)
-{
-	char *end;
-	long value;
-
-	errno = 0;
-	value = strtol(text, &end, 10);
-	if (errno || end == text || *end || value < least || value > most)
-		fail(EXIT_USAGE, "--%s: got '%s', expected an integer of %ld..%ld", option, text,
-		     least, most);
-	return value;
-}
-
 static void set_defaults(struct settings *s, const bool given[NR_KNOBS])
 {
 	long value[NR_KNOBS];

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * What the parts of scx_vstate's loader share.
- *
- * Promise: every failure ends in fail(): one line on standard error and a documented exit code.
  */
 #ifndef LOADER_H
 #define LOADER_H
@@ -11,19 +9,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include "tool/tool.h"
 #include "scx_vstate.h"
-
-#define EXIT_DONE 0
-#define EXIT_USAGE 2
-#define EXIT_UNFIT 3
-#define EXIT_INVALID 4
-#define EXIT_INTERRUPTED 130
 
 #define OPS_NAME "vstate"
 #define COMM_SIZE 16
 #define MAX_LISTED_THREADS 4096
-
-__attribute__((noreturn, format(printf, 2, 3))) void fail(int code, const char *format, ...);
 
 /* ---- knobs.c: what can be set, and what it is set to --------------------------------------- */
 
@@ -146,7 +137,6 @@ struct report {
 
 extern const char *const counter_names[VSTAT_NR];
 
-void document_check_writable(const char *path);
 /* Returns whether the run is valid. */
 bool document_write(const char *path, const struct report *r);
 

@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,18 +24,7 @@
 #include <unistd.h>
 #include "loader.h"
 
-void fail(int code, const char *format, ...)
-{
-	va_list args;
-
-	fflush(stdout);
-	fputs("scx_vstate: ", stderr);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	exit(code);
-}
+const char tool_name[] = "scx_vstate";
 
 enum event {
 	EVENT_SIGNAL,

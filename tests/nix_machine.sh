@@ -35,6 +35,7 @@ mount --bind "$state" "$root/nix"
 mkdir "$root/old"
 cd "$root"
 pivot_root . old
+# shellcheck disable=SC2016 # the shell in there expands them
 exec /usr/bin/busybox sh -c '
 	umount -l /old
 	cd "$1" && shift || exit

@@ -117,12 +117,12 @@ CASES = {
         scheduler=["scheduler-ejected"],
     ),
     "no-hint-map": Case(
-        ["scheduler-failed", "scheduler-ended", "scheduler-not-active", "thread-not-in-class"],
+        ["scheduler-failed", "scheduler-not-active", "thread-not-in-class"],
         [],
         before="busybox mount -t tmpfs none /sys/fs/bpf",
         policy="cooperative",
         scope="all",
-        says="scheduler-failed: ended before it was loaded: scx_vstate: /sys/fs/bpf: no BPF file",
+        says="scheduler-failed: ended with 3 before it was loaded: scx_vstate: /sys/fs/bpf: no BPF",
     ),
     "somebody-else-s": Case(
         ["scheduler-active", "scheduler-changed", "scheduler-left"],

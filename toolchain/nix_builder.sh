@@ -6,6 +6,7 @@
 # Use: nix_builder.sh BUSYBOX ENTER TREE DIRECTORY SCRIPT NAME VARIABLE=VALUE...
 # $mounts: lines "ro STORE_PATH INSIDE"; $archives: lines "STORE_PATH NAME", unpacked at /trees/NAME.
 set -eu
+: "${out?}" "${archives?}" "${mounts?}" # attributes of the derivation
 busybox=$1 enter=$2 tree=$3 directory=$4 script=$5 name=$6
 shift 6
 top=$NIX_BUILD_TOP

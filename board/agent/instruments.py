@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from board.agent.group import Group
+from board.agent.held import Held
 
-OBSERVER_TIMEOUT_S = 120.0
-OBSERVER_INVALID = 4
-"""vstate_observer's exit code for a document whose own invalid_reasons are not empty."""
-OBSERVER_UNOPENED = 130
-"""Its exit code when it is stopped before its window was opened: nothing was measured."""
 OWN_TOOLS = {"observer", "spin", "profiler", "mark", "switches", "stop"}
 _PLACE = re.compile(r"JIT 0x([0-9a-f]+)-0x([0-9a-f]+)")
 
@@ -56,10 +51,9 @@ class Instruments:
         self._out = out
         self._reasons = reasons
         self._say = say
-        self._observers: dict[str, subprocess.Popen[str]] = {}
+        self._observers: dict[str, Held] = {}
         self._loader = _load_by_path(tools["profiler"]["loader"]) if "profiler" in tools else None
         self._profiling = False
-        self._opened: set[str] = set()
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -130,8 +124,8 @@ class Instruments:
             return
         with self._may_fail("observer"):
             words = [word for spin in self._tools["spin"] for word in ("--spin", spin)]
-            lines = self._hold("observer", [self._tools["observer"]], words)
-            places = _PLACE.findall("".join(lines))
+            observer = self._hold("observer", [self._tools["observer"]], words)
+            places = _PLACE.findall("".join(observer.said))
             for number, (start, end) in enumerate(places):
                 self._mark("range", str(number), start, end)
 
@@ -140,48 +134,22 @@ class Instruments:
             with self._may_fail("switches"):
                 self._hold("switches", self._tools["switches"], [])
 
-    def _hold(self, name: str, program: Sequence[str], words: Sequence[str]) -> list[str]:
-        """Start an observer that waits for its window; return what it said before it was loaded."""
-        argv = [*program, "--pid", str(self._pid), "--hold"]
-        argv += ["--out", os.fspath(self._out / f"{name}.json"), *words]
-        self._observers[name] = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-        )
-        return self._until(name, "loaded")
+    def _hold(self, name: str, program: Sequence[str], words: Sequence[str]) -> Held:
+        """Start an observer that waits for its window."""
+        argv = [*program, "--pid", str(self._pid), *words]
+        observer = Held([*argv, "--out", os.fspath(self._out / f"{name}.json")])
+        self._observers[name] = observer
+        return observer
 
     def _start_observers(self) -> None:
-        for name, observer in list(self._observers.items()):
+        for name, observer in self._observers.items():
             with self._may_fail(name):
-                observer.send_signal(signal.SIGUSR1)
-                self._until(name, "ready")
-                self._opened.add(name)
-
-    def _until(self, name: str, word: str) -> list[str]:
-        """Return the observer's lines before the one that is `word`."""
-        observer = self._observers[name]
-        assert observer.stdout is not None
-        lines: list[str] = []
-        for line in observer.stdout:
-            if line == f"{word}\n":
-                return lines
-            lines.append(line)
-        code = observer.wait()
-        del self._observers[name]
-        raise RuntimeError(f"ended with {code} before it was {word}")
+                observer.begin()
 
     def _end_observers(self) -> None:
         for name in list(self._observers):
-            observer = self._observers.pop(name)
             with self._may_fail(name):
-                observer.send_signal(signal.SIGINT)
-                try:
-                    code = observer.wait(OBSERVER_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    observer.kill()
-                    code = observer.wait()
-                expected = (0, OBSERVER_INVALID) if name in self._opened else (OBSERVER_UNOPENED,)
-                if code not in expected:
-                    raise RuntimeError(f"ended with {code}")
+                self._observers.pop(name).end()
 
     # -- the profiler, and the emulator
 

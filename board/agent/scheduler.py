@@ -9,21 +9,15 @@ edges; that nothing changed in between follows from the kernel's own count (enab
 
 import contextlib
 import os
-import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from board.agent import system
 from board.agent.group import Group
+from board.agent.held import Held
 
 OPS = "vstate"
-DOCUMENT_INVALID = 4
-"""scx_vstate's exit code for a document whose own invalid_reasons are not empty."""
-NOT_TAKEN_OVER = 130
-"""Its exit code when it was told to end before it was in charge."""
-STOP_TIMEOUT_S = 120.0
 DISABLED = ("disabled", None)
 POLICY_EXT = 7  # SCHED_EXT of linux/sched.h
 
@@ -52,8 +46,7 @@ class Scheduling:
         self._out = out
         self._reasons = reasons
         self._say = say
-        self._loader: subprocess.Popen[str] | None = None
-        self._said: list[str] = []
+        self._loader: Held | None = None
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -81,14 +74,13 @@ class Scheduling:
                 system.BASE_SLICE.write_text(str(slice_ns))
         if self._loader is not None:
             with self._may_fail("scheduler-failed"):
-                self._loader.send_signal(signal.SIGUSR1)
-                self._until("ready")
+                self._loader.begin()
                 self._say("scheduler ready")
         try:
             yield
         finally:
             if self._loader is not None:
-                if self._loader.poll() is not None:
+                if self._loader.ready and self._loader.has_ended():
                     self._add("scheduler-ended")
                 self._end()
                 self._say("scheduler ended")
@@ -104,43 +96,19 @@ class Scheduling:
 
     def _load(self, settings: Mapping[str, Any]) -> None:
         assert self._program is not None, "the board was given no scx_vstate"
-        argv = [self._program, "--pid", str(self._pid), "--hold"]
-        argv += ["--out", os.fspath(self._out / "scheduler.json"), *arguments(settings)]
-        self._loader = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._until("loaded")
+        argv = [self._program, "--pid", str(self._pid), *arguments(settings)]
+        self._loader = Held([*argv, "--out", os.fspath(self._out / "scheduler.json")])
         self._say("scheduler loaded")
-
-    def _until(self, word: str) -> None:
-        """Take the program's lines up to the one that is `word`."""
-        assert self._loader is not None and self._loader.stdout is not None
-        for line in self._loader.stdout:
-            self._said.append(line)
-            if line == f"{word}\n":
-                return
-        raise RuntimeError(f"ended before it was {word}: {''.join(self._said[-1:]).strip()}")
 
     def _end(self) -> None:
         if self._loader is None:
             return
         loader, self._loader = self._loader, None
         with self._may_fail("scheduler-failed"):
-            loader.send_signal(signal.SIGTERM)
             try:
-                rest, _ = loader.communicate(timeout=STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                loader.kill()
-                rest, _ = loader.communicate()
-            self._said.append(rest)
-            (self._out / "scheduler.log").write_text("".join(self._said))
-            if loader.returncode not in (0, DOCUMENT_INVALID):
-                last = [line for said in self._said for line in said.splitlines()][-1:]
-                raise RuntimeError(f"ended with {loader.returncode}: {''.join(last)}")
+                loader.end()
+            finally:
+                (self._out / "scheduler.log").write_text("".join(loader.said))
 
     def _add(self, reason: str) -> None:
         if reason not in self._reasons:

@@ -23,7 +23,7 @@
 #define COLD_BYTES (64L << 20) /* more than any cache of an RVV board */
 #define SCALAR_STEP 64 /* bytes moved by one round of the scalar loops */
 
-static const char probe_name[] = "rvv_probe";
+const char tool_name[] = "rvv_probe";
 static const char help_fmt[] =
 	"use: rvv_probe --out FILE [--passes N] [--repeats N] [--cold-mib N]\n"
 	"\n"
@@ -216,9 +216,8 @@ static void put_measurement(FILE *f, const struct kind *kind, bool cold, char *m
 
 /* ---- the document ---------------------------------------------------------------------------- */
 
-static void put_document(FILE *f, void *data)
+static void put_document(FILE *f, const struct setup *s)
 {
-	const struct setup *s = data;
 	char *hot = allocate(s->bytes);
 	char *cold = s->cold_bytes ? allocate(s->cold_bytes) : NULL;
 	struct utsname kernel;
@@ -258,6 +257,7 @@ int main(int argc, char **argv)
 	};
 	struct setup s = {.passes = 1000, .repeats = 21};
 	const char *emulator = emulator_name();
+	struct document document;
 	const char *out = NULL;
 	int c;
 
@@ -268,13 +268,13 @@ int main(int argc, char **argv)
 			out = optarg;
 			break;
 		case 'p':
-			s.passes = number("--passes", optarg, 1000000);
+			s.passes = number("passes", optarg, 1, 1000000);
 			break;
 		case 'r':
-			s.repeats = number("--repeats", optarg, MAX_REPEATS);
+			s.repeats = number("repeats", optarg, 1, MAX_REPEATS);
 			break;
 		case 'c':
-			s.cold_bytes = number("--cold-mib", optarg, 1024) << 20;
+			s.cold_bytes = number("cold-mib", optarg, 1, 1024) << 20;
 			if (s.cold_bytes & (s.cold_bytes - 1))
 				fail(EXIT_USAGE, "--cold-mib: got '%s', expected a power of two",
 				     optarg);
@@ -301,6 +301,8 @@ int main(int argc, char **argv)
 		s.cycles = open_counter(PERF_COUNT_HW_CPU_CYCLES, false, read_cycle);
 		s.instructions = open_counter(PERF_COUNT_HW_INSTRUCTIONS, false, read_instret);
 	}
-	write_document(out, put_document, &s);
+	document = document_begin(out);
+	put_document(document.f, &s);
+	document_end(&document);
 	return 0;
 }

@@ -34,7 +34,7 @@
 #define MAX_REPEATS 10001
 #define WARM_UP 20 /* round trips before the measured ones */
 
-static const char probe_name[] = "switch_bench";
+const char tool_name[] = "switch_bench";
 
 static const char help_fmt[] =
 	"use: switch_bench --out FILE [--rounds N] [--repeats N]\n"
@@ -345,9 +345,8 @@ static void put_mode(FILE *f, const struct bench *bench, int mode)
 	fputs("]}", f);
 }
 
-static void put_document(FILE *f, void *data)
+static void put_document(FILE *f, const struct bench *bench)
 {
-	const struct bench *bench = data;
 	struct utsname kernel;
 
 	uname(&kernel);
@@ -374,6 +373,7 @@ int main(int argc, char **argv)
 		{},
 	};
 	static struct bench bench = {.rounds = 50, .repeats = 4001};
+	struct document document;
 	const char *out = NULL;
 	int c;
 
@@ -383,10 +383,10 @@ int main(int argc, char **argv)
 			out = optarg;
 			break;
 		case 'r':
-			bench.rounds = number("--rounds", optarg, 1000000);
+			bench.rounds = number("rounds", optarg, 1, 1000000);
 			break;
 		case 'n':
-			bench.repeats = number("--repeats", optarg, MAX_REPEATS);
+			bench.repeats = number("repeats", optarg, 1, MAX_REPEATS);
 			break;
 		case 'h':
 			fputs(help_fmt, stdout);
@@ -408,6 +408,8 @@ int main(int argc, char **argv)
 	for (int i = 0; i < bench.repeats; i++)
 		for (int mode = 0; mode < bench.nr_modes; mode++)
 			measure(&bench, (mode + i) % bench.nr_modes, i);
-	write_document(out, put_document, &bench);
+	document = document_begin(out);
+	put_document(document.f, &bench);
+	document_end(&document);
 	return 0;
 }

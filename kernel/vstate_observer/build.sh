@@ -26,6 +26,6 @@ bpftool gen object vstate_observer.bpf.o vstate_observer.unlinked.bpf.o
 bpftool gen skeleton vstate_observer.bpf.o name vstate_observer_bpf >vstate_observer.skel.h
 
 # shellcheck disable=SC2086
-$CC -isystem . -I"$src" -static -o /out/vstate_observer \
+$CC -isystem . -I"$src" -I/recipe -static -o /out/vstate_observer \
 	"$src"/vstate_observer.c "$src"/instance.c "$src"/selftest.c "$src"/target.c \
-	"$src"/document.c "$src"/elf_stubs.c -lbpf -lelf -lz -lzstd
+	"$src"/document.c /recipe/tool/tool.c /recipe/tool/elf_stubs.c -lbpf -lelf -lz -lzstd

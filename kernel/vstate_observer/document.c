@@ -2,18 +2,12 @@
 /*
  * Write what was observed as one JSON document, schemas/observer.schema.json.
  *
- * Promise: the file is replaced whole or left as it was; a full or read-only folder is one line and
- * exit code 3, and nothing half-written stays.  The sums are those of the cells beside them.
- * Limit: a folder that fills up while the window is open is noticed only at its end.
+ * Promise: the sums are those of the cells beside them; the rest is tool.h's.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 #include "loader.h"
 
 static const char *const why_names[NR_WHYS] = {
@@ -32,56 +26,9 @@ static const char *const outcome_names[NR_OUTCOMES] = {
 	[OUT_KERNEL_CLEAN] = "kernel_mode_clean",
 };
 
-static char *temporary_name(const char *path)
-{
-	char *name;
-
-	if (asprintf(&name, "%s.%d.tmp", path, getpid()) < 0)
-		fail(EXIT_UNFIT, "out of memory");
-	return name;
-}
-
-static __attribute__((noreturn)) void cannot_write(const char *path, const char *temporary)
-{
-	int err = errno;
-
-	unlink(temporary);
-	fail(EXIT_UNFIT, "%s: cannot write: %s; free some space or name another --out", path,
-	     strerror(err));
-}
-
-void document_check_writable(const char *path)
-{
-	char *temporary = temporary_name(path);
-	FILE *file = fopen(temporary, "wxe");
-
-	if (!file || fputc('\n', file) == EOF || fclose(file))
-		cannot_write(path, temporary);
-	unlink(temporary);
-	free(temporary);
-}
-
-/* Names come from the kernel and may hold any byte. */
-static void put_string(FILE *f, const char *text)
-{
-	fputc('"', f);
-	for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-		if (*c == '"' || *c == '\\')
-			fprintf(f, "\\%c", *c);
-		else if (*c < 0x20 || *c >= 0x7f)
-			fprintf(f, "\\u%04x", *c);
-		else
-			fputc(*c, f);
-	}
-	fputc('"', f);
-}
-
 static void put_optional(FILE *f, const char *text)
 {
-	if (text && text[0])
-		put_string(f, text);
-	else
-		fputs("null", f);
+	put_string(f, text && text[0] ? text : NULL);
 }
 
 static void put_range(FILE *f, uint64_t start, uint64_t end)
@@ -301,15 +248,9 @@ static bool put_document(FILE *f, const struct observation *seen, struct instanc
 
 bool document_write(const char *path, const struct observation *seen, struct instance *in)
 {
-	char *temporary = temporary_name(path);
-	FILE *f = fopen(temporary, "wxe");
-	bool valid;
+	struct document d = document_begin(path);
+	bool valid = put_document(d.f, seen, in);
 
-	if (!f)
-		cannot_write(path, temporary);
-	valid = put_document(f, seen, in);
-	if (ferror(f) || fflush(f) || fsync(fileno(f)) || fclose(f) || rename(temporary, path))
-		cannot_write(path, temporary);
-	free(temporary);
+	document_end(&d);
 	return valid;
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * What the parts of vstate_observer's loader share.
- *
- * Promise: every failure ends in fail(): one line on standard error and a documented exit code.
  */
 #ifndef LOADER_H
 #define LOADER_H
@@ -11,17 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include "tool/tool.h"
 #include "vstate_observer.h"
 
-#define EXIT_DONE 0
-#define EXIT_USAGE 2
-#define EXIT_UNFIT 3
-#define EXIT_INVALID 4
-#define EXIT_INTERRUPTED 130
-
 #define NR_PROGRAMS 3
-
-__attribute__((noreturn, format(printf, 2, 3))) void fail(int code, const char *format, ...);
 
 /* ---- instance.c: the BPF programs, loaded and attached ---------------------------------- */
 
@@ -97,7 +88,6 @@ struct observation {
 	char harts_start[256], harts_stop[256];
 };
 
-void document_check_writable(const char *path);
 /* Returns whether the window is valid. */
 bool document_write(const char *path, const struct observation *seen, struct instance *in);
 

@@ -12,7 +12,6 @@
 #include <getopt.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +26,8 @@
 
 #define MAX_DURATION_MS (7L * 24 * 3600 * 1000)
 #define MOST_THREADS (1 << 20)
+
+const char tool_name[] = "vstate_observer";
 
 static const char help_fmt[] =
 	"use: vstate_observer --pid TGID --out FILE [--spin START-END]... [--duration-ms N]\n"
@@ -66,32 +67,6 @@ struct options {
 	struct spin_range spin[MAX_SPIN];
 };
 
-void fail(int code, const char *format, ...)
-{
-	va_list args;
-
-	fflush(stdout);
-	fputs("vstate_observer: ", stderr);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	exit(code);
-}
-
-static long number(const char *option, const char *text, long least, long most)
-{
-	char *end;
-	long value;
-
-	errno = 0;
-	value = strtol(text, &end, 10);
-	if (errno || end == text || *end || value < least || value > most)
-		fail(EXIT_USAGE, "%s: got '%s', expected an integer of %ld..%ld", option, text,
-		     least, most);
-	return value;
-}
-
 static void add_spin(struct options *o, const char *text)
 {
 	struct spin_range range;
@@ -128,7 +103,7 @@ static void parse(int argc, char **argv, struct options *o)
 	while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		switch (c) {
 		case 'p':
-			o->pid = number("--pid", optarg, 1, 1 << 22);
+			o->pid = number("pid", optarg, 1, 1 << 22);
 			break;
 		case 'o':
 			o->out = optarg;
@@ -137,10 +112,10 @@ static void parse(int argc, char **argv, struct options *o)
 			add_spin(o, optarg);
 			break;
 		case 'd':
-			o->duration_ms = number("--duration-ms", optarg, 1, MAX_DURATION_MS);
+			o->duration_ms = number("duration-ms", optarg, 1, MAX_DURATION_MS);
 			break;
 		case 'm':
-			o->max_threads = number("--max-threads", optarg, 1, MOST_THREADS);
+			o->max_threads = number("max-threads", optarg, 1, MOST_THREADS);
 			break;
 		case 'w':
 			o->hold = true;

@@ -48,7 +48,7 @@ enum component {
 	TILEDATA = 18,
 };
 
-static const char probe_name[] = "xstate_probe";
+const char tool_name[] = "xstate_probe";
 
 static const char help_fmt[] =
 	"use: xstate_probe --out FILE [--passes N] [--repeats N]\n"
@@ -679,9 +679,8 @@ static void put_kernel(FILE *f, const struct kernel *k)
 		fputs(", \"signal_stack_bytes\": null}", f);
 }
 
-static void put_document(FILE *f, void *data)
+static void put_document(FILE *f, const struct setup *s)
 {
-	const struct setup *s = data;
 
 	fputs("{\n \"schema_version\": \"1\",\n", f);
 	put_machine(f, &s->machine);
@@ -727,6 +726,7 @@ int main(int argc, char **argv)
 		{},
 	};
 	static struct setup s = {.passes = 1000, .repeats = 21};
+	struct document document;
 	const char *out = NULL;
 	int c;
 
@@ -736,10 +736,10 @@ int main(int argc, char **argv)
 			out = optarg;
 			break;
 		case 'p':
-			s.passes = number("--passes", optarg, 1000000);
+			s.passes = number("passes", optarg, 1, 1000000);
 			break;
 		case 'r':
-			s.repeats = number("--repeats", optarg, MAX_REPEATS);
+			s.repeats = number("repeats", optarg, 1, MAX_REPEATS);
 			break;
 		case 'h':
 			fputs(help_fmt, stdout);
@@ -754,6 +754,8 @@ int main(int argc, char **argv)
 		fail(EXIT_USAGE, "--out is missing; see --help");
 	stay_on_this_cpu();
 	prepare(&s);
-	write_document(out, put_document, &s);
+	document = document_begin(out);
+	put_document(document.f, &s);
+	document_end(&document);
 	return 0;
 }
