@@ -25,9 +25,10 @@ YES = "agree to what is done as root on a real board, which is listed first"
         "experiment": "only this experiment of artifact/experiments.toml; may be repeated",
         "board": f"{BOARD} (default: virtual)",
         "yes": YES,
-        "jobs": "cells to run at the same time (default: one per CPU)",
+        "jobs": "cells to run at the same time (default: one per CPU, or thread of a worker)",
         "results": RESULTS,
         "accept": "make these runs the expected ones (artifact/expected/runs.json)",
+        "dask": "address of a Dask scheduler whose workers run the cells (docs/scale.md)",
         "shard": "K/N: only the K-th of N parts of the cells, for N machines; see ./inv merge",
     },
     iterable=["experiment"],
@@ -40,6 +41,7 @@ def reproduce(
     jobs: int = 0,
     results: str = "results",
     accept: bool = False,
+    dask: str = "",
     shard: str = "1/1",
     yes: bool = False,
 ) -> None:
@@ -52,7 +54,7 @@ def reproduce(
     from board.base import opened
     from board.merge import shard_of
 
-    with opened(board, yes=yes) as machine:
+    with opened(board, yes=yes, dask=dask) as machine:
         code = runner.reproduce(
             experiment or [],
             machine,

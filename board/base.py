@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from board import boards
+from toolchain.errors import UsageError
 
 
 class RunFailed(Exception):
@@ -48,6 +49,11 @@ class Board(Protocol):
     """virtual, container-x86, emulated or board: what its numbers may be compared with."""
     parallel: bool
     """Whether cells may run on it side by side."""
+
+    @property
+    def jobs(self) -> int:
+        """How many do if nobody says."""
+
     instruments: Sequence[str]
     """What can count on it."""
 
@@ -97,13 +103,21 @@ class Board(Protocol):
         """
 
 
-def opened(name: str, *, yes: bool = False) -> contextlib.AbstractContextManager[Board]:
+def opened(
+    name: str, *, yes: bool = False, dask: str = ""
+) -> contextlib.AbstractContextManager[Board]:
     """The board called `name`, for the time of a with block, which leaves it as it was.
 
-    yes: what is done as root on a real board is agreed to.  Raises UsageError naming those boards
-    there are.
+    yes: what is done as root on a real board is agreed to.  dask: address of the scheduler whose
+    workers run the cells.  Raises UsageError naming those boards there are.
     """
     table = boards.table_of(name)
+    if dask:
+        if table["platform"] != "virtual":
+            raise UsageError(f"--dask {dask}: board {name}: only cells of the virtual one can move")
+        from board.dask_board import dask_board
+
+        return dask_board(dask)
     # Imported late: a board's module needs more than a person who asks for --help has.
     if "ssh" in table:
         from board.ssh.board import SshBoard

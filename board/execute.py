@@ -183,7 +183,7 @@ def _measure(
             "failure": failure,
             "order": plan.order,
             "host_wall_s": time.monotonic() - started_s,
-            **_host(),
+            **host(),
             **facts,
         },
         "calibration": calibration,
@@ -284,7 +284,7 @@ def _size_bytes(directory: Path) -> int:
 
 
 @functools.cache
-def _host() -> Mapping[str, Any]:
+def host() -> Mapping[str, Any]:
     """What the environment says of this host and checkout; the same for a whole process."""
     commit, dirty = _git()
     return {

@@ -8,7 +8,6 @@ Limit: one results folder takes one reproduction at a time.
 
 import contextlib
 import dataclasses
-import os
 import random
 import signal
 import threading
@@ -79,19 +78,17 @@ def reproduce(
     """Run the cells of the experiments that have no valid run, then collect and print the table.
 
     experiments: names; none means all, but those for a full reproduction only if `full`.
-    jobs: cells at the same time; None means one per processor this process may use.
+    jobs: cells at the same time; None means as many as the board runs by itself.
     shard: (k, n): only each n-th cell, from the k-th on, by hash; merge.py puts folders together.
     accept: make the runs the expected ones, artifact/expected/runs.json, instead of comparing.
     Returns the exit code: 0; 1 an answer or a run is not the expected one; 4 a cell has no valid
     run; 130 interrupted.  Raises UsageError, EnvironmentUnfit and InvalidData.
     """
-    count = len(os.sched_getaffinity(0)) if jobs is None else jobs
+    count = board.jobs if jobs is None else jobs
     if count < 1:
         raise UsageError(f"--jobs {count}: expected an integer from 1")
-    if not board.parallel:
-        if jobs is not None and jobs > 1:
-            raise UsageError(f"--jobs {jobs}: board {board.name} runs one cell at a time")
-        count = 1
+    if count > 1 and not board.parallel:
+        raise UsageError(f"--jobs {count}: board {board.name} runs one cell at a time")
     definitions = definitions or Definitions.read()
     names = definitions.chosen(experiments, full=full, platform=board.platform)
     results = _open(results_dir)

@@ -278,6 +278,7 @@ class FakeBoard:
     name = "virtual"
     platform = "virtual"
     parallel = True
+    jobs = 2
     instruments: Sequence[str] = ("observer", "profiler", "truth")
     most_threads = None
 

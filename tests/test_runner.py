@@ -36,6 +36,7 @@ from board.base import RunFailed, opened
 from board.cell import Definitions, Overrides, plan_run
 from board.results import Results
 from board.runner import reproduce, run_one
+from board.virtual.board import VirtualBoard
 from schemas.record import comparable, read_record
 from toolchain.command import Cancelled
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
@@ -744,10 +745,12 @@ def test_lock_is_given_back(results: Path, known: Definitions) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_default_jobs_are_the_processors(
+def test_default_jobs_are_the_board_s(
     results: Path, known: Definitions, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3, 4})
-    assert again(FakeBoard(), results, known, jobs=None) == 0
+    board = FakeBoard()
+    board.jobs = VirtualBoard().jobs
+    assert again(board, results, known, jobs=None) == 0
     assert "with 5 jobs" in capsys.readouterr().err

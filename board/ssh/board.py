@@ -43,6 +43,7 @@ class SshBoard:
     """A board of boards.toml with an `ssh` table; a context manager."""
 
     parallel = False
+    jobs = 1
     instruments: Sequence[str] = payload.INSTRUMENTS
     most_threads = None
 

@@ -6,6 +6,7 @@ Limit: an idealised machine (docs/calibration.md): its milliseconds are virtual 
 compared with a board's.
 """
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,11 @@ class VirtualBoard:
     parallel = True
     instruments: Sequence[str] = ("observer", "profiler", "truth")
     most_threads = None
+
+    @property
+    def jobs(self) -> int:
+        """One per processor that this process may use."""
+        return len(os.sched_getaffinity(0))
 
     def machine(self, overrides: Mapping[str, int]) -> dict[str, Any] | None:
         """Return machine.toml's machine with `overrides`."""

@@ -57,6 +57,7 @@ class ContainerBoard:
 
     platform = "container-x86"
     parallel = False
+    jobs = 1
     instruments: Sequence[str] = (SWITCHES,)
 
     def __init__(self, engine: Engine, models: Mapping[str, Path] | None = None) -> None:
