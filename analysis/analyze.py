@@ -20,6 +20,7 @@ from analysis.audit.result import audit, read_expected
 from analysis.claims import read_claims
 from analysis.expected import EXPECTED, compare, inputs_hash, remember
 from analysis.figures import figures
+from analysis.goals import goals_table, read_goals
 from analysis.page import Analysis, page
 from analysis.screen import show
 from analysis.split import split_table
@@ -86,7 +87,9 @@ def analysed(
         for metric, value in row["change_percent"].items()
     }
     split = [table for group in groups(admitted.runs) if (table := split_table(group))]
-    made = [*tables(admitted.runs, cells, changes), *split, *_anovas(admitted)]
+    aims = read_goals()
+    reached = [table for group in groups(admitted.runs) if (table := goals_table(group, aims))]
+    made = [*tables(admitted.runs, cells, changes), *reached, *split, *_anovas(admitted)]
     measured = x86.read_measured(folders)
     made += x86.tables(admitted.runs, measured, printed)
     drawn = [*figures(admitted.runs), *x86.figures(admitted.runs, measured, printed)]

@@ -41,7 +41,7 @@ def worker(address: str, seconds: str, kernel: str) -> int:
 
     board = FakeBoard(slow(float(seconds)))
     board.kernel = kernel * 64
-    dask_board.VirtualBoard = lambda: board  # type: ignore[misc, assignment]
+    setattr(dask_board, "VirtualBoard", lambda: board)  # noqa: B010
     logging.disable(logging.CRITICAL)
     main(  # type: ignore[no-untyped-call, unused-ignore]
         [address, "--no-nanny", "--no-dashboard", "--nworkers", "1", "--nthreads", "2"],
@@ -52,7 +52,7 @@ def worker(address: str, seconds: str, kernel: str) -> int:
 
 def run(address: str, results: str, experiments: str) -> int:
     """Reproduce on the scheduler's workers."""
-    dask_board.DaskBoard = ScriptedDaskBoard  # type: ignore[misc]
+    setattr(dask_board, "DaskBoard", ScriptedDaskBoard)  # noqa: B010
     try:
         with dask_board.dask_board(address) as board:
             known = Definitions.read(experiments=Path(experiments))

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,26 @@ def test_smollm2_knows_paris_on_the_virtual_board(reproduction: Reproduction) ->
     [request] = record["loadgen"]["requests"]
     assert "Paris" in request["text"]
     assert "Paris" in reproduction.stdout
+
+
+def test_everybody_gets_these_runs(reproduction: Reproduction) -> None:
+    """An input that changed and runs that were not accepted anew (--accept) end here, too."""
+    assert "artifact/expected/runs.json: 3 of 3 equal, bit for bit" in reproduction.stdout
+
+
+def test_the_claims_are_judged_by_these_runs(
+    reproduction: Reproduction, repo: Path, tmp_path: Path
+) -> None:
+    """What E0 cannot say ends as NOT-RUN or NOT-DECIDED with its reason, never in silence."""
+    table = tmp_path / "verdicts.json"
+    report = ("--report", tmp_path / "report", "--json", table)
+    process = inv(repo, "analyze", reproduction.root, *report)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stdout + stderr
+    verdicts = json.loads(table.read_text())["claims"]
+    assert len(verdicts) > 20
+    assert all(verdict["verdict"] and verdict["reason"] for verdict in verdicts)
+    assert "banana-tiny" in (tmp_path / "report" / "index.html").read_text()
 
 
 def test_vector_registers_were_used(reproduction: Reproduction) -> None:

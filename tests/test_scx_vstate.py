@@ -3,9 +3,9 @@
 Promise: on the real kernel of the virtual board, in one guest: each policy loads and is in charge,
 counters that are known beforehand, shares of CPU time, every fault that the loader names, and those
 that end a scheduler, provoked for real.  After each of them the kernel says "disabled".
-Limit: an attach costs some virtual seconds on one hart and more on several, so they are few:
-CYCLES attach/detach cycles and FLIP_MS of changed affinities.  What a policy is worth is measured
-by the experiments, not here.
+Limit: an attach costs some virtual seconds on one hart and more on several, so they are few by
+default: CYCLES attach/detach cycles and FLIP_MS of changed affinities; the long test has 100 and
+half a minute on eight harts.  What a policy is worth is measured by the experiments, not here.
 """
 
 import dataclasses
@@ -30,6 +30,8 @@ MACHINE = dataclasses.replace(
 DEADLINE_S = 3600.0
 CYCLES = 4
 FLIP_MS = 3000
+LONG_CYCLES = 100
+LONG_FLIP_MS = 30_000
 SHARE_MS = 1500
 MAIN = "workload"  # the thread that only waits
 HINT_FAULTS = {
@@ -221,6 +223,33 @@ gone
 end
 """
 
+ENDURANCE = f"""
+target vector:-1:0 nap:-1:0
+busybox kill -STOP $target
+cycle=0
+while [ $cycle -lt {LONG_CYCLES} ]; do
+	start cycle $target --policy cooperative --scope all && stop && busybox \
+		cat /results/cycle.code /results/cycle.ready /results/cycle.after >>/results/cycles
+	busybox cat /results/cycle.pinned >>/results/pinned
+	cycle=$((cycle + 1))
+done
+end
+busybox grep -E '^(MemFree|Slab)' /proc/meminfo >/results/memory
+
+target vector:-1:0 vector:-1:0 vector:-1:0 vector:-1:0 vector:-1:0 scalar:-1:0 scalar:-1:0
+busybox kill -STOP $target
+harts begin
+start flipped $target --policy cooperative --scope all --sticky always --placement workers
+busybox kill -CONT $target
+./workload flip $target {LONG_FLIP_MS} >/results/flips
+./workload cpu $target >/results/flipped.before
+busybox sleep 1
+./workload cpu $target >/results/flipped.end
+stop
+harts end
+end
+"""
+
 SURROUNDINGS = """
 target nap:-1:0
 python3 -c 'import os, time
@@ -365,17 +394,7 @@ class Guest:
         ]
 
 
-@pytest.fixture(scope="module")
-def guest(tmp_path_factory: pytest.TempPathFactory) -> Guest:
-    directory = tmp_path_factory.mktemp("scx_vstate")
-    faults = "".join(f"fault {name} {command}\n" for name, (command, _, _) in FAULTS.items())
-    script = (
-        f"#!/bin/sh\n{FUNCTIONS}{FULL_OUTPUT}{SURROUNDINGS}{faults}"
-        "./scx_vstate --help >/results/help\n"
-        "end\nbusybox kill -KILL $python\n"
-        f"{WINDOWS}{TWO_HARTS}"
-        "busybox dmesg >/results/dmesg\n"
-    )
+def boot_with(script: str, directory: Path) -> Guest:
     done = boot(
         MACHINE,
         seed=1,
@@ -384,12 +403,24 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Guest:
             "workload": build("sched_ext/scx-workload") / "workload",
             "caps": build("kernel/observer-workload") / "workload",
         },
-        script=script,
+        script=f"#!/bin/sh\n{FUNCTIONS}{script}busybox dmesg >/results/dmesg\n",
         directory=directory,
         deadline_s=DEADLINE_S,
     )
     assert done.exit_code == 0
     return Guest(directory)
+
+
+@pytest.fixture(scope="module")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> Guest:
+    faults = "".join(f"fault {name} {command}\n" for name, (command, _, _) in FAULTS.items())
+    script = (
+        f"{FULL_OUTPUT}{SURROUNDINGS}{faults}"
+        "./scx_vstate --help >/results/help\n"
+        "end\nbusybox kill -KILL $python\n"
+        f"{WINDOWS}{TWO_HARTS}"
+    )
+    return boot_with(script, tmp_path_factory.mktemp("scx_vstate"))
 
 
 pytestmark = pytest.mark.boot
@@ -587,6 +618,22 @@ def test_harts_that_come_and_go_restart_it(guest: Guest) -> None:
 
 def test_the_kernel_saw_nothing_odd(guest: Guest) -> None:
     assert not re.findall(r"WARNING|BUG|INFO: task", guest.text("dmesg"))
+
+
+@pytest.mark.long
+def test_a_hundred_attachments_and_half_a_minute_of_flipped_affinities(tmp_path: Path) -> None:
+    guest = boot_with(ENDURANCE, tmp_path)
+    assert guest.text("cycles") == "0\nenabled\ndisabled\n" * LONG_CYCLES
+    assert guest.text("pinned") == ""
+    assert int(guest.text("flips")) > 1000
+    document = guest.document("flipped")
+    assert document["invalid_reasons"] == [] and document["restarts"] == 0
+    assert document["counters"]["migrations"] > 0
+    used = guest.cpu_ns("flipped")
+    assert len(used) == 7
+    for kind, ns in used:
+        assert ns > 100_000_000, f"{kind} ran {ns} ns of 1 s: 7 threads, 8 harts"
+    test_the_kernel_saw_nothing_odd(guest)
 
 
 def test_every_counter_of_the_header_is_in_the_schema(repo: Path) -> None:
