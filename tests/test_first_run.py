@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
