@@ -5,6 +5,7 @@ Limit: time limits are provoked with commands that never end, so no test depends
 bounds on waiting only keep a broken run() from hanging the suite.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -60,7 +61,8 @@ def _own_children() -> set[int]:
     """Children of this process, zombies included."""
     found: set[int] = set()
     for tasks in Path("/proc/self/task").iterdir():
-        found.update(int(pid) for pid in (tasks / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended now
+            found.update(int(pid) for pid in (tasks / "children").read_text().split())
     return found
 
 
