@@ -14,6 +14,7 @@ from toolchain.paths import REPO
 from toolchain.say import say
 
 RESULTS = "folder for results (default: results)"
+REPORT = "folder for page, tables and figures (default: report)"
 BOARD = "a board of board/boards.toml, or of the file in BANANAOS_BOARDS"
 YES = "agree to what is done as root on a real board, which is listed first"
 
@@ -29,6 +30,7 @@ YES = "agree to what is done as root on a real board, which is listed first"
         "results": RESULTS,
         "accept": "make these runs the expected ones (artifact/expected/runs.json)",
         "dask": "address of a Dask scheduler whose workers run the cells (docs/scale.md)",
+        "report": REPORT,
         "shard": "K/N: only the K-th of N parts of the cells, for N machines; see ./inv merge",
     },
     iterable=["experiment"],
@@ -42,14 +44,18 @@ def reproduce(
     results: str = "results",
     accept: bool = False,
     dask: str = "",
+    report: str = "report",
     shard: str = "1/1",
     yes: bool = False,
 ) -> None:
-    """Run the experiments that have no valid run yet; end with a table.  Resumes where it stopped.
+    """Run the experiments that have no valid run yet, judge the claims.  Resumes where it stopped.
 
-    Exit codes: 0 done, 1 an answer or a run is not the expected one, 2 usage, 3 environment unfit,
-    4 a cell has no valid run, 130 interrupted.
+    Ends with a table of the runs, then the verdicts by all runs of the results folder that fit
+    together (./inv analyze), unless only a shard was run.  Exit codes: 0 done, 1 an answer, a run
+    or a verdict is not the expected one, 2 usage, 3 environment unfit, 4 a cell has no valid run,
+    130 interrupted.
     """
+    from analysis.analyze import analyze as judge
     from board import runner
     from board.base import opened
     from board.merge import shard_of
@@ -66,7 +72,14 @@ def reproduce(
         )
     if code:
         raise Exit(code=code)
-    say(f"next: ./inv analyze {results} judges the report's claims by these runs")
+    if shard == "1/1":
+        judge(
+            [Path(results)],
+            report=Path(report),
+            skip_invalid=True,
+            any_commit=True,
+            audit=False,
+        )
 
 
 @task(
@@ -229,7 +242,7 @@ def check_published(_: Context, json: str = "", tables: str = "", accept: bool =
         "json": "also write the verdicts to this file (schemas/verdicts.schema.json)",
         "skip-invalid": "leave out what does not fit, count it, and analyse the rest",
         "any-commit": "take runs of another commit, too; the page says so",
-        "report": "folder for page, tables and figures (default: report)",
+        "report": REPORT,
         "accept": "make the virtual board's verdicts the expected ones",
     },
     iterable=["results"],

@@ -16,7 +16,7 @@ from typing import Any
 import schemas
 from analysis import published, x86
 from analysis.admit import Admitted, admit
-from analysis.audit.result import audit, read_expected
+from analysis.audit import result as audit_room
 from analysis.claims import read_claims
 from analysis.expected import EXPECTED, compare, inputs_hash, remember
 from analysis.figures import figures
@@ -44,11 +44,13 @@ def analyze(
     skip_invalid: bool = False,
     any_commit: bool = False,
     accept: bool = False,
+    audit: bool = True,
 ) -> None:
     """Analyse the folders (none: results/ if it is there), write the report, print the verdicts.
 
-    accept: make the virtual board's verdicts the expected ones.  Raises Differs when a verdict is
-    not the expected one, after all is written; UsageError, EnvironmentUnfit and InvalidData before.
+    accept: make the virtual board's verdicts the expected ones.  audit: print group A, too.
+    Raises Differs when a verdict is not the expected one, after all is written; UsageError,
+    EnvironmentUnfit and InvalidData before.
     """
     if not folders and DEFAULT_RESULTS.is_dir():
         folders = [DEFAULT_RESULTS]
@@ -59,7 +61,7 @@ def analyze(
     write(analysis, report)
     if json_file is not None:
         schemas.write(json_file, analysis.document, "verdicts")
-    show(analysis.document)
+    show(analysis.document, audit=audit)
     say(f"the report: {report / 'index.html'}")
     differing = _differing(analysis.document)
     if differing:
@@ -78,8 +80,8 @@ def analysed(
     admitted = admit(folders, skip_invalid=skip_invalid, any_commit=any_commit)
     experiments = schemas.read_toml(_EXPERIMENTS, "experiments")["experiments"]
     verdicts = decide(claims, admitted.runs, experiments, common_seeds=skip_invalid)
-    expected = read_expected()
-    audited = audit(printed, expected if expected["inputs"] == printed.inputs else None)
+    expected = audit_room.read_expected()
+    audited = audit_room.audit(printed, expected if expected["inputs"] == printed.inputs else None)
     cells = {**printed.tables["inference"].cells, **printed.tables["vstate"].cells}
     changes = {
         (metric, row["concurrency"]): value

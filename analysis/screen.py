@@ -22,21 +22,19 @@ GROUPS = {
 }
 
 
-def show(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the verdicts in their three groups to standard output; plain if it is no terminal."""
+def show(
+    document: Mapping[str, Any], console: Console | None = None, *, audit: bool = True
+) -> None:
+    """Print the verdicts in their three groups to standard output; plain if it is no terminal.
+
+    audit: group A, too, which no run changes.
+    """
     console = console or Console(highlight=False)
     plain = not console.is_terminal
     if plain:
         console.width = _PLAIN_WIDTH
-    screen = _screen(GROUPS["A"], ("verdict", "finding", "what", "by how much"), plain=plain)
-    calm = 0
-    for one in document["audit"]:
-        if one["verdict"] == "CONSISTENT":
-            calm += 1
-        else:
-            screen.add_row(one["verdict"], one["id"], Text(one["text"]), Text(one["by"]))
-    console.print(screen)
-    console.print(f"  and {calm} findings CONSISTENT; all of them: ./inv check-published\n")
+    if audit:
+        _show_audit(document["audit"], console, plain=plain)
     for group in ("V", "B"):
         header = ("verdict", "claim", "ratio [95 %]", "n", "p", "why")
         screen = _screen(GROUPS[group], header, plain=plain)
@@ -54,6 +52,18 @@ def show(document: Mapping[str, Any], console: Console | None = None) -> None:
         console.print()
     for line in summary(document):
         console.print(Text(line), soft_wrap=True)
+
+
+def _show_audit(findings: Sequence[Mapping[str, Any]], console: Console, *, plain: bool) -> None:
+    screen = _screen(GROUPS["A"], ("verdict", "finding", "what", "by how much"), plain=plain)
+    calm = 0
+    for one in findings:
+        if one["verdict"] == "CONSISTENT":
+            calm += 1
+        else:
+            screen.add_row(one["verdict"], one["id"], Text(one["text"]), Text(one["by"]))
+    console.print(screen)
+    console.print(f"  and {calm} findings CONSISTENT; all of them: ./inv check-published\n")
 
 
 def _screen(title: str, header: Sequence[str], *, plain: bool) -> Table:
