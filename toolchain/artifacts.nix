@@ -97,16 +97,30 @@ let
 
   rooms = filter (name: pathExists (root + "/${name}/recipe.toml")) (attrNames (readDir root));
 
-  # A pattern of pathlib as the files it stands for: names below the room.  In names * and [..].
+  # All files below a directory of a room, whose name ends with a slash.
+  walk =
+    room: below:
+    let
+      entries = readDir (root + "/${room}/${below}");
+      one =
+        name:
+        if entries.${name} == "directory" then walk room "${below}${name}/" else [ "${below}${name}" ];
+    in
+    concatMap one (attrNames entries);
+
+  # A pattern of pathlib as the files it stands for: names below the room.  In names * and [..];
+  # **/ before the last part is any depth.
   expand =
     room: pattern:
     let
       parts = match "(.*/)?([^/]*)" pattern;
       below = if head parts == null then "" else head parts;
+      deep = match "(.*/)[*][*]/" below;
       regex = replaceStrings [ "." "*" ] [ "\\." "[^/]*" ] (elemAt parts 1);
-      names = attrNames (readDir (root + "/${room}/${below}"));
+      here = map (name: "${below}${name}") (attrNames (readDir (root + "/${room}/${below}")));
+      names = if deep == null then here else walk room (head deep);
     in
-    map (name: "${below}${name}") (filter (name: match regex name != null) names);
+    filter (name: match regex (baseNameOf name) != null) names;
 
   # "../kernel/x" of a room is /kernel/x inside: /recipe is one level below the root.
   inside =
