@@ -1,17 +1,19 @@
 """`./inv bundle`: one archive with all that a rebuild, a run and a check need, offline.
 
 Promise: this repository at its commit, every locked package and source, the Python packages, the
-prebuilt artifacts and the calibration, in an archive whose bytes depend on these alone.  An
-unpacked one needs no network (toolchain/bundled.py).
+prebuilt artifacts, the calibration, the bill of materials and the licences, in an archive whose
+bytes depend on these alone.  An unpacked one needs no network (toolchain/bundled.py).
 Limit: made from a clean clone only; the Python packages are those for PYTHONS on x86-64.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from artifact import archive
+import schemas
+from artifact import archive, sbom
 from artifact.archive import Member
 from board.cell import Definitions
 from board.models import model
@@ -27,6 +29,7 @@ from toolchain.rootfs import fetch_tree
 from toolchain.say import say
 from toolchain.sources import source, sources
 
+BILL = "bom.cdx.json"
 PYTHONS = ("3.11", "3.12", "3.13")
 """Debian 12 and 13, Ubuntu 24.04."""
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_5_x86_64")
@@ -46,16 +49,28 @@ def bundle(path: Path | None, key: Path | None) -> None:
     if key is not None and not key.is_file():
         raise UsageError(f"--sign {key}: no such key; ssh-keygen makes one")
     say(f"bundle: {path}; about 1.6 GB, 2 minutes where everything is built")
+    wheels = _wheels()
     members = [
         Member(f"{bundled.FOLDER.name}/{bundled.COMMIT}", f"{commit}\n".encode()),
         *_repository(),
         *_below(bundled.DOWNLOADS, _downloads()),
-        *_below(bundled.WHEELS, _wheels()),
+        *_below(bundled.WHEELS, wheels),
         *_artifacts(),
+        *_supply(commit, wheels),
     ]
     sha256 = archive.write(path, top, members, key)
     print(f"{sha256}  {path}")
     say(f"bundle: {len(members)} files, {path.stat().st_size / 1e6:.0f} MB")
+
+
+def write_bill(path: Path) -> None:
+    """`./inv sbom`: write the bill of materials, the same bytes as in the bundle; print its sha256.
+
+    Raises what `bundle` raises.
+    """
+    content = sbom.bill(_commit(), _wheels())
+    schemas.replace_text(path, content.decode())
+    print(f"{hashlib.sha256(content).hexdigest()}  {path}")
 
 
 def check(path: Path, signers: Path | None) -> None:
@@ -124,6 +139,14 @@ def _wheels() -> list[Path]:
             if line.strip().startswith(("Saved ", "File was already downloaded "))
         }
     return sorted(wanted)
+
+
+def _supply(commit: str, wheels: list[Path]) -> Iterator[Member]:
+    """The bill of materials, and each licence text that a Debian package came with."""
+    folder = f"{bundled.FOLDER.name}/{bundled.SUPPLY}"
+    yield Member(f"{folder}/{BILL}", sbom.bill(commit, wheels))
+    for name, path in sbom.licence_texts().items():
+        yield Member(f"{folder}/licences/{name}", path)
 
 
 def _artifacts() -> Iterator[Member]:

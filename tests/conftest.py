@@ -12,9 +12,22 @@ from pathlib import Path
 
 import engines
 import pytest
-from toolchain_checkout import Checkout, Mirror, deb, make_checkout, special
+from toolchain_checkout import (
+    Checkout,
+    Mirror,
+    add_rooms,
+    deb,
+    file,
+    make_checkout,
+    small_deb,
+    special,
+)
 
+from artifact.verify import CLOCK
 from toolchain import fetch, lock, mirror
+from toolchain.paths import REPO
+from toolchain.rootfs import rootfs
+from toolchain.sources import source
 
 APPLETS = (
     *("sh", "env", "cat", "ls", "sleep", "touch", "id", "stat", "mkdir", "dd", "ip", "hostname"),
@@ -76,3 +89,30 @@ def nix_bin() -> Iterator[Path]:
     """A directory with a real Nix, whose store is its own."""
     with engines.nix() as directory:
         yield directory
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Checkout]:
+    """A checkout whose trees are a package or two, with a shell, and whose recipes are none."""
+    served = Mirror()
+    try:
+        made = make_checkout(tmp_path / "checkout", tmp_path / "home", served)
+        add_rooms(made)
+        shutil.copy(REPO / "toolchain" / "sources.toml", made.root / "toolchain")
+        made.downloads.mkdir(parents=True)
+        model = source("smollm2")
+        (made.downloads / model.name).symlink_to(model)
+        busybox = (rootfs("build") / "usr" / "bin" / "busybox").read_bytes()
+        applets = [
+            special(f"./usr/bin/{name}", tarfile.SYMTYPE, "busybox")
+            for name in ("sh", "echo", "cat")
+        ]
+        made.add_package("busybox", deb([file("./usr/bin/busybox", busybox, 0o755), *applets]))
+        made.add_package("first", small_deb("first", b"one"))
+        others = [file(f"./{CLOCK}"), file("./usr/bin/qemu-x86_64")]
+        made.add_package("others", deb(others), tree="hostile")
+        done = made.run("verify", "--accept")
+        assert done.code == 0, done.err
+        yield made
+    finally:
+        served.stop()

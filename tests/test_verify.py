@@ -7,7 +7,6 @@ and the lock use packages of a few bytes from a mirror of their own.
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,10 @@ from toolchain_checkout import (
     Ended,
     Mirror,
     add_rooms,
-    deb,
-    file,
     instead,
     make_checkout,
     names,
     small_deb,
-    special,
 )
 
 import schemas
@@ -35,7 +31,6 @@ from toolchain.docker_driver import image_digests
 from toolchain.paths import REPO, cache_dir
 from toolchain.recipe import recipes
 from toolchain.rootfs import rootfs
-from toolchain.sources import source
 
 ROWS = ("verdict", "driver", "artifact", "file")
 FAULTS = {
@@ -328,33 +323,6 @@ def test_wrong_usage(workshop: Checkout, words: tuple[str, ...], why: str) -> No
 
 
 # --- packages and the lock ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Checkout]:
-    """A checkout whose trees are a package or two, with a shell, and whose recipes are none."""
-    served = Mirror()
-    try:
-        made = make_checkout(tmp_path / "checkout", tmp_path / "home", served)
-        add_rooms(made)
-        shutil.copy(REPO / "toolchain" / "sources.toml", made.root / "toolchain")
-        made.downloads.mkdir(parents=True)
-        model = source("smollm2")
-        (made.downloads / model.name).symlink_to(model)
-        busybox = (rootfs("build") / "usr" / "bin" / "busybox").read_bytes()
-        applets = [
-            special(f"./usr/bin/{name}", tarfile.SYMTYPE, "busybox")
-            for name in ("sh", "echo", "cat")
-        ]
-        made.add_package("busybox", deb([file("./usr/bin/busybox", busybox, 0o755), *applets]))
-        made.add_package("first", small_deb("first", b"one"))
-        others = [file(f"./{verify.CLOCK}"), file("./usr/bin/qemu-x86_64")]
-        made.add_package("others", deb(others), tree="hostile")
-        done = made.run("verify", "--accept")
-        assert done.code == 0, done.err
-        yield made
-    finally:
-        served.stop()
 
 
 @pytest.mark.boot

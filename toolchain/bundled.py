@@ -4,6 +4,7 @@
     bundle/downloads/<sha256>      packages and sources, as in the cache
     bundle/artifacts/<entry>/      prebuilt artifacts, as in the cache
     bundle/wheels/                 what ./inv installs, instead of asking a package index
+    bundle/supply/                 bill of materials and licence texts, for the reader only
 
 Promise: nothing is taken that does not have the sha256 that was asked for; a plain clone has no
 such folder and goes its own way.
@@ -19,6 +20,7 @@ from toolchain.paths import REPO
 
 FOLDER = REPO / "bundle"
 DOWNLOADS, ARTIFACTS, WHEELS, COMMIT = "downloads", "artifacts", "wheels", "commit"
+SUPPLY = "supply"
 
 
 def take_download(sha256: str, target: Path) -> bool:

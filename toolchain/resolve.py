@@ -36,6 +36,8 @@ UNSIGNED = ("NO_PUBKEY", "BADSIG", "is not signed", "EXPKEYSIG", "REVKEYSIG", "C
 TAMPERED = ("Hash Sum mismatch", "File has unexpected size")
 """What apt says of lists that are not what the signed Release file says; also a mirror that is
 being updated just now."""
+REFUSED = re.compile(r"Failed to fetch \S+ +[45]\d\d ")
+"""An HTTP status in place of lists: apt then adds that they are not signed."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,12 @@ class _PrivateApt:
     """The machine's apt-get, looking at nothing but one directory."""
 
     def __init__(self, root: Path, architecture: str, foreign: list[str]) -> None:
-        for name in ("state/lists/partial", "cache/archives/partial", "etc/apt.conf.d"):
+        for name in (
+            "state/lists/partial",
+            "cache/archives/partial",
+            "etc/apt.conf.d",
+            "etc/preferences.d",
+        ):
             (root / name).mkdir(parents=True)
         (root / "status").touch()
         settings = {
@@ -187,7 +194,8 @@ class _PrivateApt:
             )
         except CommandFailed as exc:
             said = str(exc)
-            if any(word in said for word in UNSIGNED):
+            refused = REFUSED.search(said) is not None
+            if not refused and any(word in said for word in UNSIGNED):
                 raise InvalidData(
                     f"{lines[0].split()[2]}: its lists are not signed by the archive's key: this "
                     "mirror was tampered with, or is none of Debian; nothing was changed; name "
@@ -261,6 +269,7 @@ class _PrivateApt:
 
 
 def _reason(said: str) -> str:
-    """The first line of apt's output that says something of a failure."""
+    """The line of apt's output that says most of a failure: the first error, else a warning."""
     lines = [line.strip(" |") for line in said.splitlines()]
-    return next((line for line in lines if line.startswith(("E:", "Err:", "W:"))), lines[0])
+    found = (line for kind in ("E:", "Err:", "W:") for line in lines if line.startswith(kind))
+    return next(found, lines[0])
