@@ -125,10 +125,11 @@ def licences(names: Sequence[str]) -> list[dict[str, Any]]:
 def debian_licences(text: str) -> list[str]:
     """Return the licence names of a Debian copyright file, sorted.
 
-    Machine-readable ones (DEP 5) have fields; of others, the common licences they refer to.
+    Machine-readable ones (DEP 5) have fields; of others, and of those whose fields hold no name,
+    the common licences they refer to.
     """
-    pattern = LICENCE if MACHINE_READABLE.match(text) else COMMON
-    names = {" ".join(name.split()) for name in pattern.findall(text)}
+    fields = LICENCE.findall(text) if MACHINE_READABLE.match(text) else []
+    names = {" ".join(name.split()) for name in fields} or set(COMMON.findall(text))
     return sorted(name for name in names if len(name) <= NAME_CHARACTERS)
 
 
@@ -237,7 +238,7 @@ def _source(pin: Source) -> Component:
         "hashes": _hashes(pin.sha256),
         "licenses": licences([pin.licence]),
         "purl": f"pkg:{kind}/{_quoted(pin.package)}@{_quoted(pin.version)}{suffix}",
-        "properties": _properties(kind=pin.kind, **({"hash_of": "archive"} if pin.member else {})),
+        "properties": _properties(kind=pin.kind),
     }
 
 
