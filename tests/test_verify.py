@@ -17,9 +17,11 @@ from toolchain_checkout import (
     Ended,
     Mirror,
     add_rooms,
+    eventually,
     instead,
     make_checkout,
     names,
+    processes_with,
     small_deb,
 )
 
@@ -381,6 +383,33 @@ def test_accept_after_a_rebuild_only(small: Checkout) -> None:
     assert done.code == 1
     assert "kernel/x: not the expected bytes" in done.error
     assert (small.root / "artifact/expected/binaries.json").read_text() == accepted
+
+
+@pytest.mark.boot
+def test_full_goes_on_where_it_was_interrupted(small: Checkout) -> None:
+    """What was rebuilt alike is not rebuilt again, unless its inputs are others now."""
+    marker = f"6{os.getpid()}44"
+    small.add_recipe("a", "echo made >/out/out\n")
+    small.add_recipe("b", f'[ "$USER" = root ] || sleep {marker}; echo made >/out/out\n')
+    assert small.run("verify", "--accept").code == 0
+    said = []
+    for _ in range(2):
+        running = small.start("verify", "--full")
+        eventually(lambda: processes_with(marker), running)
+        ended = running.interrupt()
+        assert ended.code == 130
+        assert processes_with(marker) == []
+        said.append(ended.err)
+    assert "verify: kernel/a (userns)" in said[0]
+    assert "verify: going on after 1 artifacts of an earlier --full" in said[1]
+    assert "verify: kernel/a" not in said[1]
+    assert "verify: kernel/b (userns)" in said[1]
+    (small.root / "kernel" / "b.sh").write_text("echo made >/out/out\n")
+    assert small.run("verify", "--accept").code == 0
+    done = small.run("verify", "--full")
+    assert done.code == 0, done.err
+    assert not (small.cache / "verify" / "progress.json").exists(), "nothing to go on with"
+    assert {row["verdict"] for row in _rows(done)} == {"MATCH"}
 
 
 # --- where files differ ------------------------------------------------------------------------

@@ -75,22 +75,31 @@ def lock(accept: bool) -> None:
 
 
 def difference(before: Resolved, after: Resolved) -> list[str]:
-    """Return a line for each package of a tree that is added, removed or moved, and each source."""
-    old = {(p.tree, p.name, p.architecture): p.version for p in before.packages}
-    new = {(p.tree, p.name, p.architecture): p.version for p in after.packages}
-    old |= {("sources", pin.package, "source"): pin.version for pin in before.sources}
-    new |= {("sources", pin.package, "source"): pin.version for pin in after.sources}
+    """Return a line for each package of a tree that is added, removed or moved, and each source.
+
+    One that has another place in the pool and nothing else is told, too: it could not be fetched.
+    """
+    old, new = _places(before), _places(after)
     lines = []
     for key in sorted(old.keys() | new.keys()):
         name = " ".join(key)
         if key not in old:
-            lines.append(f"added   {name} {new[key]}")
+            lines.append(f"added   {name} {new[key][0]}")
         elif key not in new:
-            lines.append(f"removed {name} {old[key]}")
-        elif old[key] != new[key]:
-            back = " (older!)" if Version(new[key]) < Version(old[key]) else ""
-            lines.append(f"moved   {name} {old[key]} -> {new[key]}{back}")
+            lines.append(f"removed {name} {old[key][0]}")
+        elif (was := old[key]) != (now := new[key]):
+            back = " (older!)" if Version(now[0]) < Version(was[0]) else ""
+            at = was[0] == now[0]  # the same version elsewhere
+            lines.append(f"moved   {name} {was[at]} -> {now[at]}{back}")
     return lines
+
+
+def _places(resolved: Resolved) -> dict[tuple[str, str, str], tuple[str, str]]:
+    """Tree, name and architecture -> version and path in the pool."""
+    found = {(p.tree, p.name, p.architecture): (p.version, p.pool_path) for p in resolved.packages}
+    for pin in resolved.sources:
+        found["sources", pin.package, "source"] = (pin.version, str(pin.pool_path))
+    return found
 
 
 def _refuse_tampered(before: Resolved, after: Resolved) -> None:
