@@ -13,7 +13,16 @@
         busybox = expected.busybox_nar_sha256;
       };
       board = {
-        inherit (artifacts) "board/initramfs" "board/agent" "kernel/truth" "kernel/rvv-probe";
+        inherit (artifacts)
+          "board/agent"
+          "board/burn"
+          "board/bystander"
+          "board/initramfs"
+          "board/initramfs-ssh"
+          "board/quantum"
+          "kernel/rvv-probe"
+          "kernel/truth"
+          ;
       };
       named = {
         kernel = artifacts."kernel/image";
