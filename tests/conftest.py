@@ -29,6 +29,7 @@ from toolchain.paths import REPO
 from toolchain.rootfs import rootfs
 from toolchain.sources import source
 
+IN_TURN = ("docker", "nix")
 APPLETS = (
     *("sh", "env", "cat", "ls", "sleep", "touch", "id", "stat", "mkdir", "dd", "ip", "hostname"),
     *("nc", "sort", "seq", "ln", "pwd", "grep", "sync", "true", "chmod", "mknod", "cp", "rm"),
@@ -38,6 +39,20 @@ APPLETS = (
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "boot: builds or boots the virtual board; minutes at first")
     config.addinivalue_line("markers", "long: does not fit into the budget; ./inv test --all")
+    config.addinivalue_line("markers", "turn(driver): long, but at every second commit")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Docker and Nix take turns with the real tree, a minute or two: by the commit's number."""
+    done = subprocess.run(
+        ["git", "-C", REPO, "rev-list", "--count", "HEAD"], capture_output=True, text=True
+    )
+    number = int(done.stdout) if done.returncode == 0 else 0  # in an unpacked bundle
+    for item in items:
+        mark = item.get_closest_marker("turn")
+        if mark is not None and mark.args[0] != IN_TURN[number % len(IN_TURN)]:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")

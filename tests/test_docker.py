@@ -389,6 +389,7 @@ def _fake_engine(version: Mapping[str, str]) -> Iterator[str]:
 # --- the real tree -----------------------------------------------------------------------------
 
 
+@pytest.mark.turn("docker")
 def test_the_real_tree_gives_the_expected_bytes(
     docker_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
