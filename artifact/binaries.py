@@ -106,6 +106,8 @@ def content(directory: Path, name: str) -> bytes:
 
 def bpf_object(content: bytes) -> bytes | None:
     """Return the first BPF object within a program (its skeleton's), or None."""
+    if not content.startswith(b"\x7fELF"):
+        return None  # an archive is no program
     at = 0
     while (at := content.find(b"\x7fELF\x02\x01\x01", at + 1)) > 0:
         header = content[at : at + 64]
