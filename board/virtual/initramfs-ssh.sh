@@ -8,6 +8,9 @@ set -eu
 mkdir root
 cp -R --no-preserve=ownership,timestamps /trees/ssh/. root/
 cp -R /recipe/virtual/userland/. root/
+# The modes of a checkout follow its owner's umask, those of a Nix store are its own.
+(cd /recipe/virtual/userland && find . -mindepth 1 -type d -printf 'root/%P\0') | xargs -0 chmod 755
+(cd /recipe/virtual/userland && find . -type f -printf 'root/%P\0') | xargs -0 chmod 644
 # What maintainer scripts would have done: a shell by its usual name.
 ln -s busybox root/usr/bin/sh
 chmod 755 root/init root/etc/rc
