@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def hostile() -> tuple[Setting, dict[str, str]]:
     words = {
         "directory": f"{len(place)} characters, inside and outside of the tree",
         "user": "another name and home; its number is the caller's",
-        "umask": "077 outside; inside it is fixed",
+        "umask": "077 outside, and on the checkout's files; inside it is fixed",
         "locale": "C (the tree has no other than C.UTF-8)",
         "timezone": setting.env["TZ"],
         "jobs": str(jobs),
@@ -215,6 +215,9 @@ def _rebuild(
             own = recipe.recipes()[artifact]
             needed = {name: recipe.build(name) for name in own.needs}
             log = cache_dir() / "logs" / f"verify-{driver}-{artifact.replace('/', '-')}.log"
+            if driver in inside.UNSHARE:  # the others give the checkout's files modes of their own
+                copies = _private_copies(own, place / "recipe")
+                setting = replace(setting, binds={**setting.binds, **copies})
             recipe.make(own, needed, out, place / "scratch", log, setting)
     except ArtifactError as exc:
         cache.remove_tree(place)
@@ -224,6 +227,18 @@ def _rebuild(
     if all(row.verdict != DIFFER for row in rows):
         cache.remove_tree(place)
     return rows
+
+
+def _private_copies(own: recipe.Recipe, place: Path) -> dict[str, Path]:
+    """Copy what the recipe reads of the checkout as a clone made with umask 077 has it."""
+    copies = {}
+    for name, path in own.files().items():
+        copy = place / str(len(copies)) / path.name
+        copy.parent.mkdir(parents=True)
+        shutil.copyfile(path, copy)
+        copy.chmod(0o700 if os.access(path, os.X_OK) else 0o600)
+        copies[f"/recipe/{name}"] = copy
+    return copies
 
 
 def _compare(artifact: str, driver: str, out: Path, expected: Mapping[str, Any]) -> list[Row]:

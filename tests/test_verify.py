@@ -65,6 +65,7 @@ FAULTS = {
         pahole -J -j"$JOBS" /out/out
         strip --strip-debug /out/out
         """,
+    "checkout-mode": "stat -c '%a' /recipe/checkout-mode.sh >/out/out\n",
     "cpio-time": "mkdir d; echo x >d/f; touch d/g; find d | cpio --quiet -o -H newc >/out/out\n",
 }
 GOOD = """
@@ -201,6 +202,7 @@ def controls(workshop: Checkout) -> tuple[Ended, dict[str, dict[str, str]]]:
         ("path-in-bpf", ".BTF"),
         ("native", ".text"),
         ("btf-order", ".BTF"),
+        ("checkout-mode", "first at byte 1"),
         ("cpio-time", "d/f (mode, owner, time)"),
     ],
 )
