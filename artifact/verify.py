@@ -231,7 +231,7 @@ def _rebuild(
 
 def _private_copies(own: recipe.Recipe, place: Path) -> dict[str, Path]:
     """Copy what the recipe reads of the checkout as a clone made with umask 077 has it."""
-    copies = {}
+    copies: dict[str, Path] = {}
     for name, path in own.files().items():
         copy = place / str(len(copies)) / path.name
         copy.parent.mkdir(parents=True)

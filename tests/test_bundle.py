@@ -216,6 +216,9 @@ def test_a_changed_clone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bundle, "REPO", tmp_path)
     with pytest.raises(UsageError, match=r"has changes that are in no commit \(\?\? other"):
         bundle.bundle(tmp_path / "out", None)
+    with pytest.raises(UsageError, match=r"has changes that are in no commit"):
+        bundle.write_bill(tmp_path / "bom.cdx.json")
+    assert names(tmp_path) == {".git", "file", "other"}
 
 
 def test_an_unpacked_bundle_makes_no_bundle(

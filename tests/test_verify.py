@@ -447,7 +447,7 @@ def test_a_loader_without_a_bpf_object_has_none_nor_has_an_archive() -> None:
     bpf = bytearray(b"\x7fELF\x02\x01\x01" + bytes(57))
     bpf[18:20] = (247).to_bytes(2, "little")
     bpf[40:48] = (64).to_bytes(8, "little")
-    assert binaries.bpf_object(program + bpf + b"rest") == bpf
-    assert binaries.bpf_object(b"070701" + bpf) is None
+    assert binaries.bpf_object(program + bytes(bpf) + b"rest") == bytes(bpf)
+    assert binaries.bpf_object(b"070701" + bytes(bpf)) is None
     document: dict[str, Any] = {"a": {"b": "1"}, "artifact": "x", "l": ["m", "n"]}
     assert dict(binaries._flat(document)) == {"a b": "1", "l": "m, n"}
