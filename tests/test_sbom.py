@@ -160,7 +160,7 @@ def test_the_bill_of_what_is_built_here(
     assert sbom.bill("c0ffee", [Path(shutil.copy(wheel, other))]) == content
     assert sbom.bill("c0ffef", [wheel]) != content
     texts = sbom.licence_texts()
-    assert any(name.startswith("libc6-") for name in texts)
+    assert any(b"GNU C Library" in path.read_bytes() for path in texts.values())
     assert b"GNU GENERAL PUBLIC LICENSE" in texts["common-licenses/GPL-2"].read_bytes()
     assert all(path.is_file() for path in texts.values())
 
