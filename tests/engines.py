@@ -77,15 +77,16 @@ def _started(command: list[str], host: str, log: Path) -> Iterator[None]:
 
 
 def _answers(host: str) -> bool:
-    import docker
     from docker.errors import DockerException
 
+    from board.x86.engine import _open, _reach
+
     try:
-        client = docker.DockerClient(base_url=host)
-    except DockerException:
+        _reach(host)
+        with contextlib.closing(_open(host)) as client:
+            return bool(client.ping())
+    except (DockerException, OSError):
         return False
-    client.close()
-    return True
 
 
 @contextlib.contextmanager
