@@ -127,7 +127,9 @@ def check(checks: list[Check], name: str) -> Check:
 def test_doctor_finds_a_fit_board_and_leaves_it_as_it_was(
     machine: TestBoard, before: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    doctor(machine.settings, tmp_path / "doctor.json")
+    with pytest.raises(UsageError, match="--model nope: no such model"):
+        doctor(machine.settings, None, "nope")
+    doctor(machine.settings, tmp_path / "doctor.json", "banana-tiny")
     document = schemas.read(tmp_path / "doctor.json", "doctor")
     assert document["fit"] and document["board"] == machine.settings.name
     found = {check["name"]: check for check in document["checks"]}
@@ -142,6 +144,8 @@ def test_doctor_finds_a_fit_board_and_leaves_it_as_it_was(
 
 
 def test_flash_asks_first(machine: TestBoard, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="--model nope: no such model; known: banana-tiny"):
+        flash(machine.settings, "nope", yes=True)
     with pytest.raises(UsageError, match="pass --yes"):
         flash(machine.settings, None, yes=False)
     said = capfd.readouterr().err
@@ -312,7 +316,11 @@ def test_doctor_sees_a_wrong_clock_and_a_read_only_directory(machine: TestBoard)
     )
     settings = dataclasses.replace(machine.settings, directory="/srv/ro/here")
     try:
-        checks = examine(settings)
+        # It is asked for more than there is, too.
+        checks = examine(settings, model_mib=1 << 20)
+        for name in ("memory", "disk"):
+            found = check(checks, name)
+            assert found.level == "error" and "(1048576 of them for the model)" in found.expected
         clock, directory = check(checks, "clock"), check(checks, "directory")
         assert clock.level == "error" and "behind" in clock.got and "date" in clock.fix
         assert directory.level == "error" and directory.got == "cannot be written"

@@ -7,6 +7,7 @@ Limit: a reboot undoes the changes by itself; a run makes them again.
 """
 
 from board.boards import SshSettings
+from board.cell import Definitions
 from board.ssh import payload
 from board.ssh.consent import require_consent
 from board.ssh.session import Session
@@ -15,7 +16,9 @@ from toolchain.say import say
 
 
 def flash(settings: SshSettings, model: str | None, *, yes: bool) -> None:
-    """Send the artifacts and set the board up; raises as Session does."""
+    """Send the artifacts and set the board up; raises UsageError, and as Session does."""
+    if model is not None:
+        Definitions.read().require_model(model)
     with Session(settings, yes=yes) as session:
         session.open()
         facts = session.facts()
