@@ -21,6 +21,7 @@ from board.onboard import changes, lock, runs, store
 from board.onboard.refused import Refused
 from board.runner import interleaved, reproduce, run_one
 from board.ssh import program
+from board.ssh.board import SshBoard
 from board.ssh.consent import require_consent
 from board.ssh.link import Link, LinkLost
 from board.virtual.interactive import Interactive
@@ -122,6 +123,7 @@ def test_no_consent_no_change(capfd: pytest.CaptureFixture[str]) -> None:
 
 class OneByOne(FakeBoard):
     parallel = False
+    jobs = 1
 
 
 def two_policies(directory: Path) -> str:
@@ -280,9 +282,14 @@ for verb, module in MODULES.items():
 def test_the_program_for_the_board_lacks_nothing_that_it_imports(tmp_path: Path) -> None:
     archive = tmp_path / "program.zip"
     archive.write_bytes(base64.b64decode(program.package()))
-    argv = [sys.executable, "-I", "-S", "-c", EVERY_VERB, archive]
+    argv = [sys.executable, "-I", "-S", "-c", EVERY_VERB, os.fspath(archive)]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_emulated_harts_get_no_more_threads_than_there_are_cpus(own: Path) -> None:
+    assert SshBoard(ssh_settings("virtual-ssh")).most_threads == len(os.sched_getaffinity(0))
+    assert SshBoard(ssh_settings("mine")).most_threads is None
 
 
 def test_a_failure_of_the_program_there_is_one_line() -> None:

@@ -53,7 +53,6 @@ requests = 2
 warmup_requests = 0
 prompt_words = 4
 max_tokens = 2
-# An emulated hart that spins takes a processor from one that works: few threads.
 [servers.few]
 threads = 2
 threads_batch = 2
