@@ -371,7 +371,6 @@ def test_a_program_of_another_machine_is_never_sent(machine: TestBoard) -> None:
         session.ask("release", token=session.token)
 
 
-@pytest.mark.long
 def test_a_killed_agent_is_an_invalid_run_and_leaves_nothing(
     machine: TestBoard, tmp_path: Path
 ) -> None:
@@ -514,7 +513,6 @@ def test_a_killed_emulator_is_noticed(machine: TestBoard) -> None:
     machine.up()
 
 
-@pytest.mark.long
 def test_a_restarted_board_voids_the_cell_and_it_is_run_again(
     machine: TestBoard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -529,6 +527,9 @@ def test_a_restarted_board_voids_the_cell_and_it_is_run_again(
     [void] = (results / "void").iterdir()
     assert "board-restarted" in (void / "void.txt").read_text()
     assert "restarted: setting it up again" in capfd.readouterr().err
+    record = schemas.read(directory / "record.json", "record")
+    assert record["valid"] and record["agreement"]["agrees"]
+    assert (record["cell"]["policy"], record["cell"]["concurrency"]) == ("baseline", 2)
 
 
 # ----------------------------------------------------------- boards that do not come up
