@@ -315,9 +315,13 @@ def verify(
 
 @task(
     group="Board",
-    help={"board": BOARD, "json": "also write the checks here (schemas/doctor.schema.json)"},
+    help={
+        "board": BOARD,
+        "model": "also: is there room for this model",
+        "json": "also write the checks here (schemas/doctor.schema.json)",
+    },
 )
-def doctor(_: Context, board: str = "virtual-ssh", json: str = "") -> None:
+def doctor(_: Context, board: str = "virtual-ssh", model: str = "", json: str = "") -> None:
     """Is the board fit for runs?  Each check with what was found, expected, and how to mend it.
 
     Nothing is changed on the board.  Exit codes: 0 fit, 2 usage, 3 unfit or out of reach.
@@ -325,7 +329,7 @@ def doctor(_: Context, board: str = "virtual-ssh", json: str = "") -> None:
     from board.boards import ssh_settings
     from board.ssh.doctor import doctor as examine
 
-    examine(ssh_settings(board), Path(json) if json else None)
+    examine(ssh_settings(board), Path(json) if json else None, model or None)
 
 
 @task(group="Board", help={"board": BOARD, "model": "also send this model", "yes": YES})

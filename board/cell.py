@@ -101,6 +101,11 @@ class Definitions:
         definitions._check_references()
         return definitions
 
+    def require_model(self, name: str) -> None:
+        """Raise UsageError unless there is a model of this name."""
+        if name not in self.models:
+            raise UsageError(f"--model {name}: no such model; known: {', '.join(self.models)}")
+
     def _check_references(self) -> None:
         self._check_tuning()
         places = [("run_defaults", self.experiments["run_defaults"])]
@@ -199,10 +204,7 @@ def plan_run(definitions: Definitions, overrides: Overrides, board: Board) -> Pl
         "concurrency": _number("concurrency", overrides.concurrency, defaults["concurrency"]),
         "seed": _number("seed", overrides.seed, defaults["seed"]),
     }
-    if chosen["model"] not in definitions.models:
-        raise UsageError(
-            f"--model {chosen['model']}: no such model; known: {', '.join(definitions.models)}"
-        )
+    definitions.require_model(str(chosen["model"]))
     asked = overrides.instruments
     # By default what the board can have; a wish it cannot fulfil is refused by its prepare().
     usual = [name for name in defaults["instruments"] if name in board.instruments]

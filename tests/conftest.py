@@ -100,6 +100,13 @@ def docker_host() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def podman_host() -> Iterator[str]:
+    """CONTAINER_HOST of a real engine."""
+    with engines.podman_engine() as host:
+        yield host
+
+
+@pytest.fixture(scope="session")
 def nix_bin() -> Iterator[Path]:
     """A directory with a real Nix, whose store is its own."""
     with engines.nix() as directory:

@@ -1,8 +1,8 @@
-"""A real Docker engine and a real Nix for the tests, or the reason why there is none.
+"""Real engines, Docker and Podman, and a real Nix for the tests, or the reason why there is none.
 
 Promise: what is started here is stopped at the end; an engine that runs already is left as it is,
 with no image or container more than before.
-Limit: starting an engine needs root and Docker's packages; Nix is that of the pinned tree `nix`.
+Limit: starting an engine needs root and its packages; Nix is that of the pinned tree `nix`.
 """
 
 import contextlib
@@ -35,24 +35,47 @@ def docker_engine() -> Iterator[str]:
         return
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         pytest.skip(f"no Docker engine at {host}, and none can be started (root, dockerd)")
-    with tempfile.TemporaryDirectory(prefix="engine-") as name:
-        place = Path(name)
+    with tempfile.TemporaryDirectory(prefix="engine-") as place:
         host = f"unix://{place}/docker.sock"
         command = ["dockerd", "--host", host, "--data-root", f"{place}/data", "--bridge", "none"]
         command += ["--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid", "--iptables=false"]
-        with (place / "log").open("wb") as log:
-            engine = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            deadline = time.monotonic() + START_S
-            while not _answers(host):
-                if engine.poll() is not None or time.monotonic() > deadline:
-                    last = (place / "log").read_text(errors="replace").splitlines()[-1:]
-                    pytest.skip(f"dockerd does not start here: {last}")
-                time.sleep(0.2)
+        with _started(command, host, Path(place) / "log"):
             yield host
-        finally:
-            engine.terminate()
-            engine.wait()
+
+
+@contextlib.contextmanager
+def podman_engine() -> Iterator[str]:
+    """Yield the CONTAINER_HOST of an engine: the user's, or one of our own; skips without."""
+    host = os.environ.get("CONTAINER_HOST", "unix:///run/podman/podman.sock")
+    if _answers(host):
+        yield host
+        return
+    if os.geteuid() != 0 or shutil.which("podman") is None:
+        pytest.skip(f"no Podman engine at {host}, and none can be started (root, podman)")
+    with tempfile.TemporaryDirectory(prefix="engine-") as place:
+        host = f"unix://{place}/podman.sock"
+        command = ["podman", "--root", f"{place}/data", "--runroot", f"{place}/run"]
+        command += ["--cgroup-manager", "cgroupfs", "system", "service", "--time", "0", host]
+        with _started(command, host, Path(place) / "log"):
+            yield host
+
+
+@contextlib.contextmanager
+def _started(command: list[str], host: str, log: Path) -> Iterator[None]:
+    """An engine that answers at `host` for the time of the block; skips where it does not start."""
+    with log.open("wb") as out:
+        engine = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    try:
+        deadline = time.monotonic() + START_S
+        while not _answers(host):
+            if engine.poll() is not None or time.monotonic() > deadline:
+                last = log.read_text(errors="replace").splitlines()[-1:]
+                pytest.skip(f"{command[0]} does not start here: {last}")
+            time.sleep(0.2)
+        yield
+    finally:
+        engine.terminate()
+        engine.wait()
 
 
 def _answers(host: str) -> bool:

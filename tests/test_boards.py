@@ -1,6 +1,9 @@
 """Boards as data, and the parts of the way to a board that need none: refusals, order, voids."""
 
+import base64
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +20,8 @@ from board.execute import VOID_ATTEMPTS
 from board.onboard import changes, lock, runs, store
 from board.onboard.refused import Refused
 from board.runner import interleaved, reproduce, run_one
+from board.ssh import program
+from board.ssh.board import SshBoard
 from board.ssh.consent import require_consent
 from board.ssh.link import Link, LinkLost
 from board.virtual.interactive import Interactive
@@ -118,6 +123,7 @@ def test_no_consent_no_change(capfd: pytest.CaptureFixture[str]) -> None:
 
 class OneByOne(FakeBoard):
     parallel = False
+    jobs = 1
 
 
 def two_policies(directory: Path) -> str:
@@ -260,6 +266,30 @@ def test_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lock.release(root, "a") == {"released": False}
     assert lock.release(root, "b") == {"released": True}
     assert lock.holder(root) == {"owner": None}
+
+
+EVERY_VERB = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+from board.onboard.__main__ import MODULES
+for verb, module in MODULES.items():
+    found = importlib.import_module(f"board.onboard.{module}")
+    assert found.__file__.startswith(sys.argv[1]), found.__file__
+    getattr(found, verb)
+"""
+
+
+def test_the_program_for_the_board_lacks_nothing_that_it_imports(tmp_path: Path) -> None:
+    archive = tmp_path / "program.zip"
+    archive.write_bytes(base64.b64decode(program.package()))
+    argv = [sys.executable, "-I", "-S", "-c", EVERY_VERB, os.fspath(archive)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_emulated_harts_get_no_more_threads_than_there_are_cpus(own: Path) -> None:
+    assert SshBoard(ssh_settings("virtual-ssh")).most_threads == len(os.sched_getaffinity(0))
+    assert SshBoard(ssh_settings("mine")).most_threads is None
 
 
 def test_a_failure_of_the_program_there_is_one_line() -> None:

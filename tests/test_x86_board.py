@@ -54,15 +54,30 @@ def _usable(name: str) -> Engine:
     return one
 
 
-@pytest.fixture(scope="module", params=["none", "docker", "podman"])
-def used(request: pytest.FixtureRequest) -> Engine:
+@contextlib.contextmanager
+def _engine(name: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """An engine that can be used, started for the tests where none runs."""
+    variable = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}.get(name)
+    with pytest.MonkeyPatch.context() as patch:
+        if variable is not None:
+            patch.setenv(variable, request.getfixturevalue(f"{name}_host"))
+        yield _usable(name)
+
+
+ENGINES = ("none", "docker", pytest.param("podman", marks=pytest.mark.long))
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def used(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each engine that can be had here."""
-    return _usable(request.param)
+    with _engine(request.param, request) as one:
+        yield one
 
 
 @pytest.fixture(scope="module")
-def docker() -> Engine:
-    return _usable("docker")
+def docker(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with _engine("docker", request) as one:
+        yield one
 
 
 @pytest.fixture
@@ -77,16 +92,17 @@ def job(results: Path, script: str, **changed: Any) -> Job:
     return dataclasses.replace(whole, **changed)
 
 
-def talking() -> "contextlib.closing[Any]":
-    """A connection of our own to Docker."""
-    return contextlib.closing(docker_sdk.from_env())
+def talking(name: str = "docker") -> "contextlib.closing[Any]":
+    """A connection of our own to an engine."""
+    address = os.environ["DOCKER_HOST" if name == "docker" else "CONTAINER_HOST"]
+    return contextlib.closing(docker_sdk.DockerClient(address))
 
 
 def containers(one: Engine) -> list[str]:
     """Names of the containers that the engine still has of ours."""
     if one.name == "none":
         return []
-    with talking() as client:
+    with talking(one.name) as client:
         found = client.containers.list(all=True, filters={"label": "bananaos.owner"})
         return [each.name for each in found]
 
@@ -633,7 +649,8 @@ def test_the_comparison_runs_to_its_end_and_goes_on_where_it_stopped(
 ) -> None:
     """An interrupt leaves nothing, the next call does the rest."""
     results = tmp_path / "results"
-    argv = [sys.executable, "-c", SMALL, used.name, os.fspath(results)]
+    # As the default is: relative to where the verb is called.
+    argv = [sys.executable, "-c", SMALL, used.name, os.path.relpath(results, REPO)]
     child = subprocess.Popen(argv, cwd=REPO, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     for line in child.stderr:

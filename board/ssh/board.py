@@ -8,6 +8,7 @@ Limit: one cell at a time.  On an emulated board the numbers decide nothing (pla
 
 import contextlib
 import json
+import os
 import tarfile
 import threading
 import time
@@ -34,6 +35,8 @@ POLL_S = 3.0
 BACK_S = 600.0
 """How long a board that is gone is waited for, beyond the run's deadline."""
 COLD_POLL_S = 10.0
+STOP_S = 300.0
+"""An agent gets 75 s to end in order (board/onboard/runs.py), more on a board that is very busy."""
 LOG = "console.log"
 TAIL_LINES = 12
 FULL_BYTES = 1 << 20
@@ -45,11 +48,12 @@ class SshBoard:
     parallel = False
     jobs = 1
     instruments: Sequence[str] = payload.INSTRUMENTS
-    most_threads = None
 
     def __init__(self, settings: SshSettings, *, yes: bool = False) -> None:
         self.name = settings.name
         self.platform = settings.platform
+        # An emulated hart that spins takes this host's CPU from one that works.
+        self.most_threads = len(os.sched_getaffinity(0)) if settings.emulator else None
         self._settings = settings
         self._session = Session(settings, yes=yes)
         self._facts: dict[str, Any] = {}
@@ -109,7 +113,7 @@ class SshBoard:
                 self._fetch(token, directory, patience, cancel)
             except BaseException:
                 with contextlib.suppress(LinkLost):
-                    self._session.ask("stop", root=True, token=token)
+                    self._session.ask("stop", root=True, token=token, timeout_s=STOP_S)
                     self._session.ask("discard", root=True, token=token)
                 raise
             self._require_end(after, directory)

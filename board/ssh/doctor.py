@@ -7,6 +7,7 @@ Limit: a fit board can still be slow, hot or noisy in the middle of a run; the r
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,12 +16,15 @@ from typing import Any
 
 import schemas
 from board.boards import SshSettings
+from board.cell import Definitions
+from board.models import model as model_file
 from board.onboard.changes import GOVERNOR
 from board.ssh.link import LinkLost
 from board.ssh.session import Session
 from toolchain.errors import ArtifactError, EnvironmentUnfit
 from toolchain.say import say
 
+MIB = 1 << 20
 CLOCK_S = 300.0
 """More than this between the board's clock and ours is a wrong clock."""
 LOAD = 0.5
@@ -43,9 +47,16 @@ class Check:
     fix: str
 
 
-def doctor(settings: SshSettings, json_file: Path | None) -> None:
-    """Look, show, write; raises EnvironmentUnfit when the board is not fit."""
-    checks = examine(settings)
+def doctor(settings: SshSettings, json_file: Path | None, model: str | None = None) -> None:
+    """Look, show, write; raises EnvironmentUnfit when the board is not fit.
+
+    model: must fit into the board's memory and disk, too; raises UsageError for an unknown one.
+    """
+    model_mib = 0
+    if model is not None:
+        Definitions.read().require_model(model)
+        model_mib = math.ceil(model_file(model).stat().st_size / MIB)
+    checks = examine(settings, model_mib)
     for check in checks:
         mark = {"ok": "ok", "warning": "note", "error": "BAD"}[check.level]
         print(f"{mark:4}  {check.name}: got {check.got}; expected {check.expected}")
@@ -69,7 +80,7 @@ def doctor(settings: SshSettings, json_file: Path | None) -> None:
     say(f"board {settings.name}: fit for runs; {len(checks)} checks, {notes} notes")
 
 
-def examine(settings: SshSettings) -> list[Check]:
+def examine(settings: SshSettings, model_mib: int = 0) -> list[Check]:
     """All checks; a board that cannot be reached is one failed check."""
     with Session(settings, yes=False) as session:
         try:
@@ -95,7 +106,7 @@ def examine(settings: SshSettings) -> list[Check]:
     checks = [Check("reach", "ok", where, "a login and python3", "")]
     if lock is not None:
         checks.append(lock)
-    checks += _checks(settings, facts, off_s)
+    checks += _checks(settings, facts, off_s, model_mib)
     return checks
 
 
@@ -120,7 +131,9 @@ def _check(
     return Check(name, level, "nothing" if got in (None, "", []) else str(got), expected, fix)
 
 
-def _checks(settings: SshSettings, facts: Mapping[str, Any], off_s: float) -> Iterator[Check]:
+def _checks(
+    settings: SshSettings, facts: Mapping[str, Any], off_s: float, model_mib: int
+) -> Iterator[Check]:
     yield _check(
         "root",
         facts["sudo"] or "root",
@@ -131,7 +144,8 @@ def _checks(settings: SshSettings, facts: Mapping[str, Any], off_s: float) -> It
     yield from _hardware(settings, facts)
     yield from _kernel(facts)
     yield from _steadiness(settings, facts)
-    yield from _room(settings, facts, off_s)
+    yield from _room(settings, facts, model_mib)
+    yield from _clock(facts, off_s)
     yield from _cleanliness(facts)
 
 
@@ -334,14 +348,15 @@ def _steadiness(settings: SshSettings, facts: Mapping[str, Any]) -> Iterator[Che
     )
 
 
-def _room(settings: SshSettings, facts: Mapping[str, Any], off_s: float) -> Iterator[Check]:
-    free = facts["memory_available_mib"]
+def _room(settings: SshSettings, facts: Mapping[str, Any], model_mib: int) -> Iterator[Check]:
+    of_model = f" ({model_mib} of them for the model)" if model_mib else ""
+    free, wanted = facts["memory_available_mib"], settings.memory_mib + model_mib
     yield _check(
         "memory",
         f"{free} MiB available",
-        f"{settings.memory_mib} MiB or more",
-        bool(free) and free >= settings.memory_mib,
-        "end what uses it",
+        f"{wanted} MiB or more{of_model}",
+        bool(free) and free >= wanted,
+        "end what uses it, or take a smaller model",
     )
     swap = facts["swap_used_mib"]
     yield _check(
@@ -352,11 +367,12 @@ def _room(settings: SshSettings, facts: Mapping[str, Any], off_s: float) -> Iter
         "swapoff -a: a run that swaps measures the disk",
         note=True,
     )
+    wanted = settings.disk_mib + model_mib
     yield _check(
         "disk",
         f"{facts['disk_free_mib']} MiB free",
-        f"{settings.disk_mib} MiB or more",
-        facts["disk_free_mib"] >= settings.disk_mib,
+        f"{wanted} MiB or more{of_model}",
+        facts["disk_free_mib"] >= wanted,
         "free some space",
     )
     yield _check(
@@ -366,6 +382,9 @@ def _room(settings: SshSettings, facts: Mapping[str, Any], off_s: float) -> Iter
         facts["directory_writable"],
         "read-only file system, or of another user: see `mount`; or set ssh.directory",
     )
+
+
+def _clock(facts: Mapping[str, Any], off_s: float) -> Iterator[Check]:
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() + off_s))
     yield _check(
         "clock",

@@ -7,7 +7,9 @@ Limit: a reboot undoes the changes by itself; a run makes them again.
 """
 
 from board.boards import SshSettings
+from board.cell import Definitions
 from board.ssh import payload
+from board.ssh.board import STOP_S
 from board.ssh.consent import require_consent
 from board.ssh.session import Session
 from toolchain.errors import EnvironmentUnfit, InvalidData
@@ -15,7 +17,9 @@ from toolchain.say import say
 
 
 def flash(settings: SshSettings, model: str | None, *, yes: bool) -> None:
-    """Send the artifacts and set the board up; raises as Session does."""
+    """Send the artifacts and set the board up; raises UsageError, and as Session does."""
+    if model is not None:
+        Definitions.read().require_model(model)
     with Session(settings, yes=yes) as session:
         session.open()
         facts = session.facts()
@@ -51,7 +55,7 @@ def unflash(settings: SshSettings, *, yes: bool) -> None:
         lines = [f"put back {change['path']}" for change in reversed(state["changes"])]
         lines += ["end what is left of runs", f"remove {session.directory}"]
         require_consent(settings.name, lines, yes)
-        for token in session.ask("stop_all", root=True):
+        for token in session.ask("stop_all", root=True, timeout_s=STOP_S):
             say(f"board {settings.name}: ended run {token}")
         answer = session.ask("undo", root=True)
         for line in answer["undone"]:

@@ -17,6 +17,7 @@ PATTERNS = (
     "board/__init__.py",
     "board/onboard/*.py",
     "board/agent/__init__.py",
+    "board/agent/perf.py",
     "board/agent/system.py",
     "kernel/__init__.py",
     "kernel/sites.py",

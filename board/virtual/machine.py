@@ -15,6 +15,7 @@ from typing import Any
 from toolchain.errors import UsageError
 
 MACHINE = Path(__file__).with_name("machine.toml")
+PATIENT = "rcupdate.rcu_cpu_stall_timeout=300"
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,10 @@ def interactive(machine: Machine) -> list[str]:
     """Return the command line of a machine whose harts run side by side, idle ones at rest.
 
     maxcpus=1 and nohlt (machine.toml) are for virtual time: here every hart starts at boot, and one
-    that polled would only take the host's time.
+    that polled would only take the host's time.  A busy host keeps a hart waiting for longer than
+    the 21 s after which the kernel calls it a stall, and panics: here that takes the most it knows.
     """
-    append = machine.append.format(harts=machine.harts)
+    append = machine.append.format(harts=machine.harts) + f" {PATIENT}"
     for word in ("maxcpus=1", "nohlt"):
         append = append.replace(f" {word}", "")
     return [*firmware_and_cpu(machine), "-accel", "tcg,thread=multi", "-append", append]

@@ -186,8 +186,12 @@ class ContainerEngine:
         kept = list(job.capabilities)
         if kept and strange_root:
             kept.append("DAC_OVERRIDE")
-        mounts = [Mount(path, os.fspath(file), "bind", True) for path, file in job.inputs.items()]
-        mounts.append(Mount("/results", os.fspath(job.results), "bind", False))
+        # The daemon has another working directory than we have.
+        mounts = [
+            Mount(path, os.fspath(file.absolute()), "bind", True)
+            for path, file in job.inputs.items()
+        ]
+        mounts.append(Mount("/results", os.fspath(job.results.absolute()), "bind", False))
         return {
             "image": self._image.name,
             "command": list(job.argv),
