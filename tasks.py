@@ -566,7 +566,9 @@ def test(_: Context, all: bool = False, unit: bool = False, k: str = "") -> None
 
     os.chdir(REPO)
     marks = "not boot and not long" if unit else "" if all else "not long"
-    arguments = ["tests", "--durations=15", "-m", marks, *(["-k", k] if k else [])]
+    # A file at a time on each CPU: its tests share a guest, and an emulator has one thread.
+    workers = ["-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile"]
+    arguments = ["tests", *workers, "--durations=15", "-m", marks, *(["-k", k] if k else [])]
     code = pytest.main(arguments)
     if code:
         raise Exit(code=int(code))

@@ -6,6 +6,7 @@
 KERNEL: a digit, of which the worker's kernel has the sha256.
 """
 
+import importlib
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,13 +38,12 @@ class ScriptedDaskBoard(dask_board.DaskBoard):
 
 def worker(address: str, seconds: str, kernel: str) -> int:
     """Be a worker of two threads until the scheduler ends."""
-    from distributed.cli.dask_worker import main
-
+    cli = importlib.import_module("distributed.cli.dask_worker")
     board = FakeBoard(slow(float(seconds)))
     board.kernel = kernel * 64
     setattr(dask_board, "VirtualBoard", lambda: board)  # noqa: B010
     logging.disable(logging.CRITICAL)
-    main(  # type: ignore[no-untyped-call, unused-ignore]
+    cli.main(
         [address, "--no-nanny", "--no-dashboard", "--nworkers", "1", "--nthreads", "2"],
         standalone_mode=False,
     )
