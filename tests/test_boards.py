@@ -124,7 +124,6 @@ def test_no_consent_no_change(capfd: pytest.CaptureFixture[str]) -> None:
 class OneByOne(FakeBoard):
     parallel = False
     jobs = 1
-    jobs = 1
 
 
 def two_policies(directory: Path) -> str:
