@@ -88,7 +88,7 @@ def reproduce(
         "board": f"{BOARD} (default: virtual)",
         "yes": YES,
         "policy": "baseline, baseline-long, affinity, long-slice, vhot or cooperative",
-        "scope": "whom the last three schedule: partial (the server) or all (default)",
+        "scope": "whom the last three schedule: partial (the server; default) or all",
         "variant": "of the policy, such as no-hints (artifact/policies.toml)",
         "bystanders": "scalar threads beside the server (default 0)",
         "concurrency": "requests in flight, and slots of the server",
