@@ -26,7 +26,7 @@ YES = "agree to what is done as root on a real board, which is listed first"
         "experiment": "only this experiment of artifact/experiments.toml; may be repeated",
         "board": f"{BOARD} (default: virtual)",
         "yes": YES,
-        "jobs": "cells to run at the same time (default: one per CPU, or thread of a worker)",
+        "jobs": "cells at the same time (0, the default: one per CPU, or thread of a worker)",
         "results": RESULTS,
         "accept": "make these runs the expected ones (artifact/expected/runs.json)",
         "dask": "address of a Dask scheduler whose workers run the cells (docs/scale.md)",
@@ -88,7 +88,7 @@ def reproduce(
         "board": f"{BOARD} (default: virtual)",
         "yes": YES,
         "policy": "baseline, baseline-long, affinity, long-slice, vhot or cooperative",
-        "scope": "whom the last three schedule: partial (the server; default) or all",
+        "scope": "whom the scx_vstate policies schedule: partial (the server; default) or all",
         "variant": "of the policy, such as no-hints (artifact/policies.toml)",
         "bystanders": "scalar threads beside the server (default 0)",
         "concurrency": "requests in flight, and slots of the server",
@@ -386,16 +386,22 @@ def board(
 @task(
     group="Build",
     help={
-        "artifact": "such as kernel/image (default: all but those on demand)",
+        "artifact": "such as kernel/image; may be repeated (default: all but those on demand)",
         "driver": "userns, chroot, docker or nix (default: the first of these that works)",
         "kernel-src": "a kernel tree of yours: build the module, BTF header for --board against it",
         "board": f"with --kernel-src: {BOARD}",
     },
+    iterable=["artifact"],
+    words="artifact",
 )
 def build(
-    _: Context, artifact: str = "", driver: str = "", kernel_src: str = "", board: str = ""
+    _: Context,
+    artifact: list[str] | None = None,
+    driver: str = "",
+    kernel_src: str = "",
+    board: str = "",
 ) -> None:
-    """Build what is missing in the pinned tree, an artifact or all; prints the folder of each.
+    """Build what is missing in the pinned tree, some artifacts or all; prints the folder of each.
 
     Whichever driver builds it, an artifact has the same bytes; what the cache has is not built.
     With --kernel-src: compare its configuration with kernel/config/board.fragment, and build the
@@ -414,13 +420,13 @@ def build(
         return
 
     known = recipe.recipes()
-    for name in [artifact] if artifact else sorted(n for n in known if not known[n].on_demand):
+    for name in artifact or sorted(n for n in known if not known[n].on_demand):
         print(name, recipe.build(name))
 
 
 @task(
     group="Build",
-    positional=["out"],
+    words="out",
     help={"out": "the archive to write", "tree": "a tree of packages.toml (default: build)"},
 )
 def image(_: Context, out: str, tree: str = "build") -> None:
@@ -473,7 +479,7 @@ def bundle(_: Context, out: str = "", sign: str = "", check: str = "", signers: 
         room.bundle(Path(out) if out else None, Path(sign) if sign else None)
 
 
-@task(group="Build", positional=["out"], help={"out": "the file to write (CycloneDX JSON)"})
+@task(group="Build", words="out", help={"out": "the file to write (CycloneDX JSON)"})
 def sbom(_: Context, out: str = "bom.cdx.json") -> None:
     """Write the bill of materials: hashes, licences, what came of what, what is trusted.
 

@@ -30,9 +30,10 @@ class Compared:
     @property
     def sentence(self) -> str:
         """The outcome in one line."""
-        words = [f"{self.equal} of {self.equal + len(self.differing)} equal, bit for bit"]
+        known = self.equal + len(self.differing)
+        words = [f"{self.equal} of {known} equal, bit for bit"] if known else []
         if self.unknown:
-            words.append(f"{self.unknown} not in it (other inputs: nothing is expected)")
+            words.append(f"{self.unknown} not in it (other inputs): nothing to compare with")
         return f"cells of artifact/expected/{EXPECTED.name}: {'; '.join(words)}"
 
 

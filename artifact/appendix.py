@@ -98,6 +98,8 @@ def _experiments(claims: Iterable[Claim]) -> str:
     known = definitions.experiments["experiments"]
     rows = {}
     for name, experiment in known.items():
+        if experiment.get("platform", "virtual") != "virtual":
+            continue
         cells = [part["cost"] for part in experiment["parts"] for _ in definitions.cells_of(part)]
         rows[name, "virtual"] = [
             experiment["title"],
@@ -129,7 +131,7 @@ def _claims(claims: Iterable[Claim]) -> str:
         ]
         for name, same in by_id.items()
     ]
-    return table(["verdict", "claim", "decided by", "wanted"], rows)
+    return table(["name", "claim", "decided by", "wanted"], rows)
 
 
 def _odd_messages() -> str:

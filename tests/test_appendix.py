@@ -33,7 +33,10 @@ def test_every_claim_and_experiment_is_in_it(text: str) -> None:
         assert f"| {claim.id} | {claim.statement} |" in text
         assert claim.wanted in text
     for name, experiment in Definitions.read().experiments["experiments"].items():
-        assert f"| {name} | {experiment['title']} | virtual |" in text
+        platform = experiment.get("platform", "virtual")
+        assert f"| {name} | {experiment['title']} | {platform} |" in text
+        if platform != "virtual":
+            assert f"--experiment {name}`" not in text, "the virtual board would refuse it"
     assert "{{" not in text
 
 
@@ -49,6 +52,21 @@ def test_costs_are_those_of_the_cells_that_are_planned(text: str) -> None:
     assert len(cells) == ways * runs
     minutes = len(cells) * part["cost"]["cpu_s"] / 60 / appendix.CORES
     assert f"--experiment E2` | {minutes:.0f} |" in text
+
+
+def test_claims_and_experiments_name_the_same_cost() -> None:
+    """Of the virtual board, where both files have it."""
+    definitions = Definitions.read()
+    for claim in read_claims().claims:
+        if claim.platform != "virtual":
+            continue
+        parts = definitions.experiments["experiments"][claim.experiment]["parts"]
+        costs = [part["cost"] for part in parts for _ in definitions.cells_of(part)]
+        minutes = sum(cost["cpu_s"] for cost in costs) / 60 / appendix.CORES
+        assert (claim.minutes, claim.disk_mib) == (
+            round(minutes),
+            sum(c["disk_mib"] for c in costs),
+        )
 
 
 def test_the_same_bytes_every_time(text: str) -> None:

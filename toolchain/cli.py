@@ -9,6 +9,8 @@ that are wrong before that (a missing value of --config) still end with its own 
 """
 
 import inspect
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ Body = TypeVar("Body", bound=Callable[..., object])
 
 _REPO = Path(__file__).resolve().parents[1]
 _INTERRUPTED = 130
+_PIPE_CLOSED = 141
 _OTHER_GROUP = "Other"
 _INV = "./inv"
 _LIST_FORMATS = ("flat", "nested", "json")
@@ -38,8 +41,8 @@ _LIST_FORMATS = ("flat", "nested", "json")
 def task(*, group: str, words: str | None = None, **options: Any) -> Callable[[Body], "Task[Body]"]:
     """invoke.task with the heading under which --list shows the verb.
 
-    words: the iterable option that bare words after the verb belong to: with words="results",
-    `analyze a b` is `analyze --results a --results b`.  Such a verb must be the last one called.
+    words: the option that bare words after the verb belong to: with words="results", `analyze a b`
+    is `analyze --results a --results b`.  Such a verb must be the last one called.
 
     The groups are shown in the order in which tasks.py first names them, the verbs of a group in
     the order of their definition.  `options` are those of invoke.task (help, name, optional, ...).
@@ -78,7 +81,16 @@ def _usage_failures() -> Iterator[None]:
         raise _usage(error.message) if error.message and error.code == 1 else error from error
 
 
+_PLAIN = (
+    (r"No idea what '(.*)' is!", r"'\1' is no verb and nothing that fits here"),
+    (r"Flag <Argument: (\S+).*> needed value and was not given one!", r"--\1: a value is missing"),
+)
+"""What invoke says, and the same for a person."""
+
+
 def _usage(message: str) -> Exit:
+    for theirs, ours in _PLAIN:
+        message = re.sub(theirs, ours, message)
     advice = "./inv --list shows the verbs, ./inv --help VERB the options of one"
     return Exit(f"error: usage: {message} ({advice})", code=UsageError.exit_code)
 
@@ -109,7 +121,8 @@ class Program(invoke.program.Program):
             try:
                 super().parse_tasks()
             except ValueError as error:  # int() of what was given to an option
-                raise ParseError(f"an option takes a whole number: {error}") from error
+                got = str(error).partition(": ")[2] or str(error)
+                raise ParseError(f"an option takes a whole number, got {got}") from error
 
     def _bare_words_as_options(self, words: list[str]) -> list[str]:
         """Put the option's name before each bare word after a verb that has `words`.
@@ -174,7 +187,12 @@ def _named(words: Sequence[str], option: str, body: Callable[..., Any]) -> Itera
 def main(arguments: list[str]) -> None:
     """Run the verbs in `arguments` as ./inv does; ends with sys.exit()."""
     program = Program(name="bananaOS", binary=_INV, version=f"with invoke {invoke.__version__}")
-    program.run([_INV, *arguments])
+    try:
+        program.run([_INV, *arguments])
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `./inv --list | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_PIPE_CLOSED)
     sys.exit(0)
 
 
