@@ -85,7 +85,7 @@ def figures(runs: Iterable[CollectedRun]) -> list[Figure]:
         for column in BY_CONCURRENCY:
             made += _each(
                 f"by-concurrency-{column.metric}",
-                f"{column.title} ({column.unit}) by concurrency and policy",
+                f"{column.title} by concurrency and policy",
                 [group for group in those if group.has(column.metric)],
                 functools.partial(_by_concurrency, column),
                 f"no run has {column.metric}",
@@ -199,6 +199,11 @@ def _by_concurrency(column: Column, group: Group) -> tuple[Canvas, str]:
     return canvas, f"Bars: mean of the runs; points: the runs themselves, n = {n} per bar."
 
 
+def _shared(those: Sequence[Group]) -> set[int]:
+    """The concurrencies at which each of these groups has runs."""
+    return set.intersection(*({run.row["concurrency"] for run in group.runs} for group in those))
+
+
 def _model_sizes(those: Sequence[Group]) -> list[Figure]:
     """Saves and TTFT versus concurrency, a line per model, under the baseline."""
     title = "Model size: saves and time to first token under the default scheduler"
@@ -208,10 +213,15 @@ def _model_sizes(those: Sequence[Group]) -> list[Figure]:
             continue  # the baseline of one scope is that of the other
         key = (group.experiment, group.board, group.vlen_bits)
         by_experiment.setdefault(key, []).append(group)
-    several = [group for group in by_experiment.values() if len(group) > 1]
+    several = [found for found in by_experiment.values() if len(found) > 1 and _shared(found)]
     if not several:
         return [
-            Figure("models", title, "Not drawn: no experiment has runs of several models.", None)
+            Figure(
+                "models",
+                title,
+                "Not drawn: no experiment has several models at one concurrency.",
+                None,
+            )
         ]
     made = []
     for those_models in several:
@@ -238,6 +248,9 @@ def _model_sizes(those: Sequence[Group]) -> list[Figure]:
                         markerfacecolor="white",
                     )  # fmt: skip
             panel.set_ylim(bottom=0)
+            panel.set_xticks(
+                sorted({c for group in those_models for c, _ in group.cells(column.metric)})
+            )
             panel.set_xlabel("concurrent requests")
             panel.set_ylabel(f"{column.title}, {unit_on(those_models[0].platform, column.unit)}")
             panel.grid(axis="y", color="#dddddd")

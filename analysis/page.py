@@ -376,7 +376,7 @@ def _facts(run: CollectedRun) -> dict[str, str]:
     platform, cell, host = record["platform"], record["cell"], record["environment"]
     facts = {
         "kernel": f"{platform['kernel_release']} {platform['kernel_version']}",
-        "harts": str(platform["harts"]),
+        "harts at boot": str(platform["harts"]),
         "ISA": str(platform["isa"]),
         "frequency governor": str(platform["governor"] or "none"),
         "load": ", ".join(

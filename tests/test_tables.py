@@ -114,7 +114,7 @@ def test_figures_show_runs_and_begin_at_zero() -> None:
         "by-concurrency-mean_ttft_ms", "split", "threads", "calibration-vlen256-shift3-quantum100",
     }  # fmt: skip
     assert made["models"].svg is None
-    assert "no experiment has runs of several models" in made["models"].caption
+    assert "no experiment has several models at one concurrency" in made["models"].caption
     svg = made["by-concurrency-save_count-E2-virtual-banana-tiny-256-partial"].svg or ""
     # A white-filled marker for each of 54 runs, 18 bars, and 0 as the lowest tick.
     assert len(re.findall(r"<use [^>]*fill: #ffffff", svg)) == 54
