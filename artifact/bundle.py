@@ -68,6 +68,8 @@ def write_bill(path: Path) -> None:
 
     Raises what `bundle` raises.
     """
+    if not path.absolute().parent.is_dir():  # said now, not after minutes
+        raise UsageError(f"--out {path}: no such folder as {path.absolute().parent}")
     content = sbom.bill(_commit(), _wheels())
     schemas.replace_text(path, content.decode())
     print(f"{hashlib.sha256(content).hexdigest()}  {path}")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import schemas
-from artifact import binaries, sbom
+from artifact import binaries, bundle, sbom
 from toolchain import recipe
-from toolchain.errors import EnvironmentUnfit, InvalidData
+from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.lock import Package, read_lock
 from toolchain.paths import REPO
 
@@ -169,3 +169,8 @@ def test_the_bill_of_what_is_built_here(
 def test_the_whole_bill(wheel: Path) -> None:
     components = _check(json.loads(sbom.bill("c0ffee", [wheel])), read_lock(), wheel)
     assert "built:kernel/stock-image/Image" in components
+
+
+def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        bundle.write_bill(tmp_path / "none" / "bom.cdx.json")
