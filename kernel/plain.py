@@ -32,7 +32,7 @@ INSTRUMENTS = ("observer", "profiler", "truth")
 GUEST = "kernel/plain_guest.py"
 AGENT = tuple(
     f"board/{name}.py"
-    for name in ("__init__", "agent/__init__", "agent/group", "agent/instruments")
+    for name in ("__init__", "agent/__init__", "agent/group", "agent/held", "agent/instruments")
 )
 DEADLINE_S = 1800.0
 THREADS = 2
