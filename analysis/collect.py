@@ -9,6 +9,7 @@ looked at one by one: whether they fit together is for analysis/admit.py.
 
 import csv
 import functools
+import os
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ from typing import Any
 
 import schemas
 from analysis.instruments import vstate_columns
-from board.boards import board_tables
+from board.boards import VARIABLE, board_tables
 from schemas.record import comparable, read_records, split_run_id
 from toolchain.errors import InvalidData
 
@@ -142,17 +143,18 @@ def treatment(row: Mapping[str, Any]) -> str:
 
 
 def _platform(record: Mapping[str, Any]) -> str:
-    board = record["cell"]["board"]
-    if board not in _platforms():
+    board, platforms = record["cell"]["board"], _platforms(os.environ.get(VARIABLE))
+    if board not in platforms:
         raise InvalidData(
             f"{record['run_id']}: its board is {board!r}, expected one of boards.toml: "
-            f"{', '.join(_platforms())}: add it there, or leave the run out"
+            f"{', '.join(platforms)}: add it there, or leave the run out"
         )
-    return _platforms()[board]
+    return platforms[board]
 
 
 @functools.cache
-def _platforms() -> Mapping[str, str]:
+def _platforms(own: str | None) -> Mapping[str, str]:
+    """Name to platform of every board; own: the user's file, on which they depend."""
     return {name: table["platform"] for name, table in board_tables().items()}
 
 

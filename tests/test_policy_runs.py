@@ -126,6 +126,7 @@ def test_the_bystander_s_progress_is_in_record_and_row(runs: Mapping[str, Run]) 
     for name in ("target", "long"):
         row = runs[name].row()
         assert row["bystanders"] == 1
-        assert 0.2 < row["bystander_share"] <= 1.0
+        # Above 1 by what lies between reading the clock and reading the thread, at both edges.
+        assert 0.2 < row["bystander_share"] < 1.01
         assert row["bystander_rounds_per_s"] > 100
     assert runs["pinned"].record["bystanders"] is None
