@@ -9,10 +9,10 @@ looked at one by one: whether they fit together is for analysis/admit.py.
 
 import csv
 import functools
-import os
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
