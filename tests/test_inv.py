@@ -258,6 +258,16 @@ def test_interrupt_is_130(used: Checkout, way: str) -> None:
     assert (process.returncode, stderr) == (130, "interrupted\n")
 
 
+def test_a_reader_that_is_gone_is_no_traceback(used: Checkout) -> None:
+    """As in `./inv --list | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [str(used.root / "inv"), "--list"]
+    done = subprocess.run(command, env=used.env, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @both_ways
 def test_cancelled_is_130(used: Checkout, way: str) -> None:
     assert used.run("cancel", way=way) == (130, "", "interrupted\n")

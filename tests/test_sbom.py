@@ -16,7 +16,7 @@ from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.lock import Package, read_lock
 from toolchain.paths import REPO
 
-DEP5 = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+DEP5 = """Format: copyright-format/1.0
 Files: *
 License: GPL-2+
  the text, which says License: nothing
