@@ -251,6 +251,7 @@ static void set_knobs(struct engine *e)
 	to->hint_ttl_ns = k[KNOB_HINT_TTL_MS] * NS_PER_MS;
 	to->boost_limit_ns = k[KNOB_BOOST_LIMIT_MS] * NS_PER_MS;
 	to->patience_ns = k[KNOB_PATIENCE_MS] * NS_PER_MS;
+	to->defer_ns = k[KNOB_DEFER_MS] * NS_PER_MS;
 	to->lead_ns = k[KNOB_LEAD_MS] * NS_PER_MS;
 }
 

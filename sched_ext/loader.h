@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 #include "tool/tool.h"
+#include "policy.h"
 #include "scx_vstate.h"
 
 #define OPS_NAME "vstate"
@@ -38,6 +39,7 @@ enum knob {
 	KNOB_HINT_TTL_MS,
 	KNOB_BOOST_LIMIT_MS,
 	KNOB_PATIENCE_MS,
+	KNOB_DEFER_MS,
 	KNOB_LEAD_MS,
 	KNOB_MAX_THREADS,
 	KNOB_WATCHDOG_MS,

@@ -18,14 +18,16 @@
  *              scx_vstate.h) prefill_slice_ns or decode_slice_ns, for mixed batches by the tokens.
  *  - charge    measured run time * 100 / weight; when hot, divided by the vector's or the phase's
  *              boost, until a thread has been spared boost_limit_ns without sleeping in between.
+ *  - defer     a hot thread whose turn ends gives way only to who has waited for defer_ns.  Those who
+ *              gather in the meantime then run one after the other, for one interruption.
  *  - place     a hot thread's home is where it ran last, or what `workers` says.  Home is idle: it
  *              goes there.  Else any idle CPU.  Else, if `sticky`, it waits at home, unless another
  *              one waits there (adaptive) or home has passed over the shared queue for patience_ns.
  *
  * Example.  8 CPUs, 8 threads computing a decode step (boost 2, slice 30 ms), one scalar thread S
  * wakes up.  No CPU is idle, S is queued at vtime_now - 50 ms at the earliest.  The first worker
- * whose 30 ms end is charged 15 ms, S is earlier and gets that CPU in turns of 20 ms until it has
- * used up its credit.  The worker is at the head by then, and the next CPU whose turn ends and
+ * whose turn ends when S has waited for 20 ms is charged 15 ms, S is earlier and gets that CPU in
+ * turns of 20 ms until it has used up its credit.  The worker is at the head by then, and the next CPU whose turn ends and
  * whose own thread is later takes it.  A worker that never sleeps is spared 15 ms in its first
  * turn, 5 ms in the second and nothing from then on (boost_limit_ns is 20 ms), so S keeps its
  * share.  Under `declared` a thread of the server that only parses HTTP gets the same treatment as
@@ -48,6 +50,7 @@
  * them); threads that find no row are scheduled as cold ones, at vtime_now, and counted.
  */
 #include "compat.bpf.h"
+#include "policy.h"
 #include "scx_vstate.h"
 
 #define SHARED_DSQ 0
@@ -57,6 +60,7 @@
 #define VTIME_START (1ULL << 40) /* far enough from 0 that no credit reaches below it */
 #define LEAST_SLICE_NS NS_PER_MS
 #define MAX_LEAD 5 /* times lead_ns */
+#define MAX_LOOK 32 /* waiting threads, from the head */
 
 /* asm/csr.h; macros are not in BTF */
 #define SR_VS 0x600UL
@@ -76,6 +80,7 @@ const volatile u32 vector_boost = 1, prefill_boost = 1, decode_boost = 1;
 const volatile u64 hot_decay_ns, hint_ttl_ns;
 const volatile u64 boost_limit_ns; /* 0: none */
 const volatile u64 patience_ns; /* 0: for ever */
+const volatile u64 defer_ns; /* 0: who waits is let in when a turn ends */
 const volatile u64 lead_ns; /* 0: unbounded, and no shorter slices for low weights */
 
 UEI_DEFINE(uei);
@@ -472,7 +477,7 @@ void BPF_STRUCT_OPS(vstate_enqueue, struct task_struct *p, u64 enq_flags)
 		insert(p, scx_enum(scx_dsq_id_flags, SCX_DSQ_LOCAL), slice_of(&v, p), enq_flags);
 	} else {
 		if (row)
-			row->queued = true;
+			row->queued_ns = now;
 		insert_vtime(p, SHARED_DSQ, slice_of(&v, p), vtime, enq_flags);
 		/* Its CPU is taken; an idle one does not look at the queue unless it is told. */
 		if (enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_REENQ))
@@ -505,6 +510,34 @@ static __always_inline bool goes_on(s32 cpu, struct task_struct *prev, struct vs
 	return earliest;
 }
 
+/*
+ * For how much longer a hot thread goes on although an earlier one waits; 0: it does not.  Those
+ * who gather in the meantime are let in one after the other, for one interruption.
+ */
+static __always_inline u64 defers_for(s32 cpu, const struct vstate_row *row, const struct view *v,
+				      u64 now)
+{
+	const struct vstate_row *waiting_row;
+	struct task_struct *waiting;
+	u64 since_ns = 0; /* 0: nobody waits */
+	u32 looked = 0;
+
+	if (!defer_ns || !v->hot || row->yielded)
+		return 0;
+	bpf_for_each (scx_dsq, waiting, SHARED_DSQ, 0) {
+		if (looked++ == MAX_LOOK)
+			break;
+		if (!bpf_cpumask_test_cpu(cpu, waiting->cpus_ptr))
+			continue;
+		waiting_row = row_of(waiting);
+		if (!waiting_row)
+			return 0;
+		if (!since_ns || before(waiting_row->queued_ns, since_ns))
+			since_ns = waiting_row->queued_ns;
+	}
+	return since_ns && now - since_ns < defer_ns ? since_ns + defer_ns - now : 0;
+}
+
 static __always_inline bool take_head(void)
 {
 	bool taken = move_to_local(SHARED_DSQ);
@@ -519,6 +552,7 @@ void BPF_STRUCT_OPS(vstate_dispatch, s32 cpu, struct task_struct *prev)
 	u64 now = bpf_ktime_get_ns();
 	struct vstate_row *row;
 	struct view v;
+	u64 slice, left;
 
 	if (cpu >= 0 && cpu < MAX_CPUS)
 		shared_seen_ns[cpu] = now;
@@ -528,14 +562,19 @@ void BPF_STRUCT_OPS(vstate_dispatch, s32 cpu, struct task_struct *prev)
 	}
 	row = row_of(prev);
 	look(&v, prev, row, now);
-	if (row && goes_on(cpu, prev, row, &v))
+	slice = slice_of(&v, prev);
+	if (row && goes_on(cpu, prev, row, &v)) {
 		count(VSTAT_kept_earliest, 1);
-	else if (take_head())
+	} else if (row && (left = defers_for(cpu, row, &v, now)) > 0) {
+		count(VSTAT_kept_deferring, 1);
+		slice = left < slice ? left : slice;
+	} else if (take_head()) {
 		return;
-	else
+	} else {
 		count(VSTAT_kept_running, 1);
+	}
 	/* prev goes on: with our slice, else the kernel gives it one of 20 ms. */
-	set_slice(prev, slice_of(&v, prev));
+	set_slice(prev, slice);
 }
 
 /* What the kernel does by itself, and dispatch() learns of it. */
@@ -609,9 +648,10 @@ void BPF_STRUCT_OPS(vstate_running, struct task_struct *p)
 	if (!row)
 		return;
 	/* Who did not wait tells nothing of those who do.  Two CPUs at once: the lower may stay. */
-	if (row->queued && before(vtime_now, row->vtime))
+	if (row->queued_ns && before(vtime_now, row->vtime))
 		vtime_now = row->vtime;
-	row->queued = row->yielded = false;
+	row->queued_ns = 0;
+	row->yielded = false;
 	if (row->last_cpu >= 0 && row->last_cpu != cpu)
 		count(VSTAT_migrations, 1);
 	row->last_cpu = cpu;

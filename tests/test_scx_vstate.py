@@ -147,6 +147,18 @@ stop
 target=$yielding
 end
 
+target vector:-1:0 scalar:-1:0
+for ms in 0 200; do
+	busybox kill -STOP $target
+	start defer-$ms $target --policy vhot --defer-ms $ms
+	./workload cpu $target >/results/defer-$ms.before
+	busybox kill -CONT $target
+	busybox sleep 2
+	./workload cpu $target >/results/defer-$ms.end
+	stop
+done
+end
+
 target nap:-1:0 nap:-1:0 nap:-1:0 nap:-1:0
 start few-rows $target --policy vhot --max-threads 2
 busybox sleep 0.1
@@ -575,6 +587,16 @@ def test_a_vector_thread_that_yields_gets_no_more_than_its_share(guest: Guest) -
     assert guest.counters("share")["yields"] > 10
 
 
+def test_who_waits_lets_a_hot_thread_go_on_and_is_let_in_all_the_same(guest: Guest) -> None:
+    # One hart, turns of 50 ms.  The vector thread goes on for 200, the other one then makes up for it.
+    at_once, deferring = guest.counters("defer-0"), guest.counters("defer-200")
+    assert at_once["kept_deferring"] == 0 < deferring["kept_deferring"]
+    assert deferring["live_dirty_stops"] < 0.6 * at_once["live_dirty_stops"]
+    for name in ("defer-0", "defer-200"):
+        used = dict(guest.cpu_ns(name))
+        assert used["scalar"] > 0.9 * sum(used.values()) / 2
+
+
 def test_nice_19_gets_its_small_share(guest: Guest) -> None:
     used = dict(guest.cpu_ns("nice"))
     assert 0.003 < used["vector"] / used["scalar"] < 0.06, "15 to 1024 is 0.015"
@@ -637,7 +659,7 @@ def test_a_hundred_attachments_and_half_a_minute_of_flipped_affinities(tmp_path:
 
 
 def test_every_counter_of_the_header_is_in_the_schema(repo: Path) -> None:
-    header = (repo / "sched_ext" / "scx_vstate.h").read_text()
+    header = (repo / "sched_ext" / "policy.h").read_text()
     listed = header.partition("#define VSTATE_COUNTERS(x)")[2].partition("\n\n")[0]
     schema = json.loads((repo / "schemas" / "scheduler.schema.json").read_text())
     assert re.findall(r"x\((\w+)\)", listed) == schema["properties"]["counters"]["required"]
