@@ -2,7 +2,8 @@
 
 Promise: a ratio of geometric means against the baseline of the same concurrency, with its 95 %
 interval, and one word: `met` when the whole interval keeps the bound, `missed` when none of it
-does, `open` when the bound is inside.
+does, `open` when the bound is inside.  Of a policy that ran on fewer seeds than the baseline, both
+count on the seeds that they share.
 Limit: one interval at a time, not adjusted for their number: a table to steer by, no verdict.
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import schemas
-from analysis.stats import Refused, Sample, log_contrast
+from analysis.stats import Refused, Sample, log_contrast, on_common_seeds
 from analysis.tables import Entry, Group, Table, policy_order
 from toolchain.paths import REPO
 
@@ -81,6 +82,7 @@ def _entry(
     if treatment is None or control is None:
         return None
     try:
+        treatment, control = on_common_seeds([treatment, control])
         found = log_contrast([(1.0, treatment), (-1.0, control)])
     except Refused as refusal:
         return f"({refusal.name})"

@@ -79,7 +79,7 @@ static const struct {
 	[KNOB_PATIENCE_MS] = {"patience-ms", NULL, 0, 60000, {0, 50},
 		"how long sticking may pass over the queue; 0: for ever"},
 	[KNOB_DEFER_MS] = {"defer-ms", NULL, 0, 1000, {0, 20},
-		"how long who waits lets a hot thread go on; 0: to the end of its turn"},
+		"time between interruptions of hot threads, unless one waits as long; 0: none"},
 	[KNOB_LEAD_MS] = {"lead-ms", NULL, 0, 60000, {0, 100},
 		"run time that a thread may owe when it is queued; 0: any"},
 	[KNOB_MAX_THREADS] = {"max-threads", NULL, 1, 1 << 20, {16384, 16384},

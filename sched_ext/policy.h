@@ -81,6 +81,7 @@ struct vstate_row {
 	unsigned long long boosted_ns; /* what boosts spared it since it last slept */
 	unsigned long long queued_ns; /* when it joined the shared queue; 0: is not in it */
 	int last_cpu; /* -1: not run yet */
+	unsigned char interrupted; /* joined it hot, without having slept */
 	unsigned char yielded; /* gives up this turn, whatever its vtime */
 };
 

@@ -18,20 +18,23 @@
  *              scx_vstate.h) prefill_slice_ns or decode_slice_ns, for mixed batches by the tokens.
  *  - charge    measured run time * 100 / weight; when hot, divided by the vector's or the phase's
  *              boost, until a thread has been spared boost_limit_ns without sleeping in between.
- *  - defer     a hot thread whose turn ends gives way only to who has waited for defer_ns.  Those who
- *              gather in the meantime then run one after the other, for one interruption.
+ *  - defer     a hot thread whose turn ends makes way if none did in the last defer_ns, or if one
+ *              has waited as long.  Those who gather in the meantime run one after the other, for
+ *              one interruption.  A hot one that was interrupted interrupts the next one only after
+ *              a vector slice more: it has its CPU back before that.
  *  - place     a hot thread's home is where it ran last, or what `workers` says.  Home is idle: it
  *              goes there.  Else any idle CPU.  Else, if `sticky`, it waits at home, unless another
  *              one waits there (adaptive) or home has passed over the shared queue for patience_ns.
  *
  * Example.  8 CPUs, 8 threads computing a decode step (boost 2, slice 30 ms), one scalar thread S
  * wakes up.  No CPU is idle, S is queued at vtime_now - 50 ms at the earliest.  The first worker
- * whose turn ends when S has waited for 20 ms is charged 15 ms, S is earlier and gets that CPU in
- * turns of 20 ms until it has used up its credit.  The worker is at the head by then, and the next CPU whose turn ends and
- * whose own thread is later takes it.  A worker that never sleeps is spared 15 ms in its first
- * turn, 5 ms in the second and nothing from then on (boost_limit_ns is 20 ms), so S keeps its
- * share.  Under `declared` a thread of the server that only parses HTTP gets the same treatment as
- * a worker; under `live-dirty` it does not.
+ * whose turn ends, if the last interruption is 20 ms ago, is charged 15 ms, S is earlier and gets
+ * that CPU in turns of 20 ms until it has used up its credit; then the worker has it back.  Had S
+ * more credit, another CPU would take the worker after it has waited for 70 ms, at the price of a
+ * second interruption.  A worker that never sleeps is spared 15 ms in its first turn, 5 ms in the
+ * second and nothing from then on (boost_limit_ns is 20 ms), so S keeps its share.  Under
+ * `declared` a thread of the server that only parses HTTP gets the same treatment as a worker;
+ * under `live-dirty` it does not.
  *
  * Known weakness.
  *  - Which thread the others wait for at a barrier is not known here; a hot one that only spins
@@ -87,6 +90,7 @@ UEI_DEFINE(uei);
 
 static u64 vtime_now = VTIME_START;
 static u32 next_worker;
+static u64 interrupted_ns; /* when a hot thread last made way */
 /* When a CPU last took from the shared queue or found it empty. */
 static u64 shared_seen_ns[MAX_CPUS];
 
@@ -476,8 +480,11 @@ void BPF_STRUCT_OPS(vstate_enqueue, struct task_struct *p, u64 enq_flags)
 		count(VSTAT_sticky_local, 1);
 		insert(p, scx_enum(scx_dsq_id_flags, SCX_DSQ_LOCAL), slice_of(&v, p), enq_flags);
 	} else {
-		if (row)
+		if (row) {
 			row->queued_ns = now;
+			row->interrupted =
+				v.hot && !(enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_WAKEUP));
+		}
 		insert_vtime(p, SHARED_DSQ, slice_of(&v, p), vtime, enq_flags);
 		/* Its CPU is taken; an idle one does not look at the queue unless it is told. */
 		if (enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_REENQ))
@@ -511,15 +518,15 @@ static __always_inline bool goes_on(s32 cpu, struct task_struct *prev, struct vs
 }
 
 /*
- * For how much longer a hot thread goes on although an earlier one waits; 0: it does not.  Those
- * who gather in the meantime are let in one after the other, for one interruption.
+ * For how much longer a hot thread goes on although an earlier one waits; 0: it makes way.  Without
+ * the longer wait of the interrupted, one interruption would be passed on from worker to worker.
  */
 static __always_inline u64 defers_for(s32 cpu, const struct vstate_row *row, const struct view *v,
 				      u64 now)
 {
 	const struct vstate_row *waiting_row;
 	struct task_struct *waiting;
-	u64 since_ns = 0; /* 0: nobody waits */
+	u64 end_ns, first_ns = 0; /* 0: nobody waits */
 	u32 looked = 0;
 
 	if (!defer_ns || !v->hot || row->yielded)
@@ -532,10 +539,16 @@ static __always_inline u64 defers_for(s32 cpu, const struct vstate_row *row, con
 		waiting_row = row_of(waiting);
 		if (!waiting_row)
 			return 0;
-		if (!since_ns || before(waiting_row->queued_ns, since_ns))
-			since_ns = waiting_row->queued_ns;
+		if (waiting_row->interrupted)
+			end_ns = waiting_row->queued_ns + vector_slice_ns + defer_ns;
+		else if (before(interrupted_ns, waiting_row->queued_ns))
+			end_ns = interrupted_ns + defer_ns;
+		else
+			end_ns = waiting_row->queued_ns + defer_ns;
+		if (!first_ns || before(end_ns, first_ns))
+			first_ns = end_ns;
 	}
-	return since_ns && now - since_ns < defer_ns ? since_ns + defer_ns - now : 0;
+	return first_ns && before(now, first_ns) ? first_ns - now : 0;
 }
 
 static __always_inline bool take_head(void)
@@ -569,6 +582,8 @@ void BPF_STRUCT_OPS(vstate_dispatch, s32 cpu, struct task_struct *prev)
 		count(VSTAT_kept_deferring, 1);
 		slice = left < slice ? left : slice;
 	} else if (take_head()) {
+		if (v.hot)
+			interrupted_ns = now;
 		return;
 	} else {
 		count(VSTAT_kept_running, 1);

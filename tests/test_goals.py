@@ -54,6 +54,15 @@ def test_one_seed_is_named_not_judged() -> None:
     assert all(str(row[2]).startswith("(") for row in table.rows)
 
 
+def test_fewer_seeds_than_the_baseline_count_on_the_shared_ones() -> None:
+    runs = synthetic.matrix(seeds=range(1, 9))
+    few = [run for run in runs if run.row["policy"] == "baseline" or run.row["seed"] <= 3]
+    [group], [shared] = groups(few), groups([run for run in runs if run.row["seed"] <= 3])
+    table, expected = goals_table(group, [LESS, MORE]), goals_table(shared, [LESS, MORE])
+    assert table is not None and expected is not None
+    assert table.rows == expected.rows
+
+
 def test_the_shipped_goals_are_columns_of_the_summary() -> None:
     [group] = groups(synthetic.matrix())
     for goal in read_goals():

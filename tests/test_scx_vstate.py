@@ -588,7 +588,7 @@ def test_a_vector_thread_that_yields_gets_no_more_than_its_share(guest: Guest) -
 
 
 def test_who_waits_lets_a_hot_thread_go_on_and_is_let_in_all_the_same(guest: Guest) -> None:
-    # One hart, turns of 50 ms.  The vector thread goes on for 200, the other one then makes up for it.
+    # One hart, turns of 50 ms.  The vector thread goes on for 200; the other one makes up for it.
     at_once, deferring = guest.counters("defer-0"), guest.counters("defer-200")
     assert at_once["kept_deferring"] == 0 < deferring["kept_deferring"]
     assert deferring["live_dirty_stops"] < 0.6 * at_once["live_dirty_stops"]
