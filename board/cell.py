@@ -247,7 +247,8 @@ def plan_experiments(definitions: Definitions, names: Sequence[str], board: Boar
 
 
 def _machines(part: Mapping[str, Any]) -> list[dict[str, int]]:
-    return [{"vlen_bits": bits} for bits in part["vlens"]] if "vlens" in part else [{}]
+    other = dict(part.get("machine", {}))
+    return [{**other, "vlen_bits": bits} for bits in part["vlens"]] if "vlens" in part else [other]
 
 
 def _combinations(part: Mapping[str, Any], policies: Policies) -> Iterator[dict[str, Any]]:

@@ -247,6 +247,7 @@ def test_choosing_experiments(tmp_path: Path) -> None:
             'seeds = [1, 2]\nvariants = ["faithful"]',
             "no policy of the part has a variant 'faithful'",
         ),
+        ("seeds = [1, 2]", "seeds = [1, 2]\nmachine = { harts = 4 }", 'unknown key "harts"'),
         ('schema_version = "1"', 'schema_version = "0"', "reads and writes"),
     ],
 )  # fmt: skip
@@ -268,6 +269,17 @@ def test_unknown_placeholder_is_refused(tmp_path: Path) -> None:
         plan_run(bad, Overrides(), FakeBoard())
 
 
+def test_a_part_can_ask_for_another_machine(tmp_path: Path) -> None:
+    other = EXPERIMENTS.replace(
+        "seeds = [1, 2]",
+        "seeds = [1, 2]\nmachine = { quantum_us = 250, icount_shift = 2 }\nvlens = [128, 512]",
+    )
+    plans = plan_experiments(definitions(tmp_path, other), ["E0"], FakeBoard())
+    machines = [p.cell["machine"] for p in plans if p.cell["model"] == "banana-tiny"]
+    assert {(m["quantum_us"], m["icount_shift"], m["vlen_bits"]) for m in machines} == {
+        (250, 2, 128), (250, 2, 512)}  # fmt: skip
+
+
 def test_own_experiments_can_be_planned() -> None:
     own = Definitions.read()
     plans = plan_experiments(own, own.chosen([], full=True), FakeBoard())
@@ -275,5 +287,5 @@ def test_own_experiments_can_be_planned() -> None:
         hashes = [p.hash for p in plans if p.experiment == name]
         assert len(set(hashes)) == len(hashes), name
     shapes = {f"qwen-{size}-shape" for size in ("0.5b", "1.5b", "3b")}
-    assert {p.cell["model"] for p in plans} == {"banana-tiny", "smollm2", *shapes}
+    assert {p.cell["model"] for p in plans} == {"banana-tiny", "banana-small", "smollm2", *shapes}
     assert plan_run(own, Overrides(), FakeBoard()).hash == plans[0].hash
