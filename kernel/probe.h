@@ -9,6 +9,7 @@
 #define PROBE_H
 
 #include <errno.h>
+#include <getopt.h>
 #include <linux/perf_event.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -33,6 +34,55 @@ PROBE_UNUSED static void *allocate(size_t size)
 		fail(EXIT_UNFIT, "out of memory for %zu bytes", size);
 	memset(memory, 1, size);
 	return memory;
+}
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+#define MAX_NUMBERS 4
+#define FIRST_NUMBER 256 /* option values below are characters */
+
+struct number_option {
+	const char *name;
+	long *value; /* as it is: the default */
+	long least, most;
+};
+
+/* --out FILE, --help and these numbers, the last of them without a name; returns FILE.  What cannot
+ * be understood is fail(EXIT_USAGE), help is printed and ends the program. */
+PROBE_UNUSED static const char *read_options(int argc, char **argv,
+					     const struct number_option *numbers, const char *help)
+{
+	struct option known[MAX_NUMBERS + 3] = {
+		{"out", required_argument, NULL, 'o'},
+		{"help", no_argument, NULL, 'h'},
+	};
+	const char *out = NULL;
+	int c;
+
+	for (int i = 0; numbers[i].name; i++)
+		known[2 + i] =
+			(struct option){numbers[i].name, required_argument, NULL, FIRST_NUMBER + i};
+	while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
+		const struct number_option *n = numbers + c - FIRST_NUMBER;
+
+		switch (c) {
+		case 'o':
+			out = optarg;
+			break;
+		case 'h':
+			fputs(help, stdout);
+			exit(EXIT_DONE);
+		case '?': /* getopt has said what is wrong */
+			exit(EXIT_USAGE);
+		default:
+			*n->value = number(n->name, optarg, n->least, n->most);
+		}
+	}
+	if (optind < argc)
+		fail(EXIT_USAGE, "'%s': expected options only; see --help", argv[optind]);
+	if (!out)
+		fail(EXIT_USAGE, "--out is missing; see --help");
+	return out;
 }
 
 /* ---- the machine ----------------------------------------------------------------------------- */

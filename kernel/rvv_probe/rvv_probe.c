@@ -13,14 +13,13 @@
  * part is left out there unless asked for.
  */
 #define _GNU_SOURCE
-#include <getopt.h>
 #include <sys/auxv.h>
 #include <sys/utsname.h>
 
 #include "probe.h"
 
 #define MAX_REPEATS 1001
-#define COLD_BYTES (64L << 20) /* more than any cache of an RVV board */
+#define COLD_MIB 64 /* more than any cache of an RVV board */
 #define SCALAR_STEP 64 /* bytes moved by one round of the scalar loops */
 
 const char tool_name[] = "rvv_probe";
@@ -139,7 +138,7 @@ static long instructions_per_pass(const struct kind *kind, long bytes)
 struct setup {
 	long bytes; /* of the register file */
 	long passes;
-	int repeats;
+	long repeats;
 	long cold_bytes; /* 0: no cold passes */
 	const char *emulator;
 	struct counter cycles, instructions;
@@ -230,7 +229,7 @@ static void put_document(FILE *f, const struct setup *s)
 	put_text(f, "emulator", s->emulator);
 	fprintf(f, ",\n \"vlenb_bytes\": %ld,\n \"register_file_bytes\": %ld,\n", s->bytes / 32,
 		s->bytes);
-	fprintf(f, " \"passes\": %ld,\n \"repeats\": %d,\n \"cold_bytes\": %ld,\n \"counters\": {",
+	fprintf(f, " \"passes\": %ld,\n \"repeats\": %ld,\n \"cold_bytes\": %ld,\n \"counters\": {",
 		s->passes, s->repeats, s->cold_bytes);
 	put_text(f, "cycles", s->cycles.source);
 	fputs(", ", f);
@@ -247,49 +246,21 @@ static void put_document(FILE *f, const struct setup *s)
 
 int main(int argc, char **argv)
 {
-	static const struct option known[] = {
-		{"out", required_argument, NULL, 'o'},
-		{"passes", required_argument, NULL, 'p'},
-		{"repeats", required_argument, NULL, 'r'},
-		{"cold-mib", required_argument, NULL, 'c'},
-		{"help", no_argument, NULL, 'h'},
-		{},
-	};
 	struct setup s = {.passes = 1000, .repeats = 21};
 	const char *emulator = emulator_name();
+	long cold_mib = emulator ? 0 : COLD_MIB;
+	const struct number_option numbers[] = {
+		{"passes", &s.passes, 1, 1000000},
+		{"repeats", &s.repeats, 1, MAX_REPEATS},
+		{"cold-mib", &cold_mib, 1, 1024},
+		{},
+	};
+	const char *out = read_options(argc, argv, numbers, help_fmt);
 	struct document document;
-	const char *out = NULL;
-	int c;
 
-	s.cold_bytes = emulator ? 0 : COLD_BYTES;
-	while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		switch (c) {
-		case 'o':
-			out = optarg;
-			break;
-		case 'p':
-			s.passes = number("passes", optarg, 1, 1000000);
-			break;
-		case 'r':
-			s.repeats = number("repeats", optarg, 1, MAX_REPEATS);
-			break;
-		case 'c':
-			s.cold_bytes = number("cold-mib", optarg, 1, 1024) << 20;
-			if (s.cold_bytes & (s.cold_bytes - 1))
-				fail(EXIT_USAGE, "--cold-mib: got '%s', expected a power of two",
-				     optarg);
-			break;
-		case 'h':
-			fputs(help_fmt, stdout);
-			return 0;
-		default: /* getopt has said what is wrong */
-			return EXIT_USAGE;
-		}
-	}
-	if (optind < argc)
-		fail(EXIT_USAGE, "'%s': expected options only; see --help", argv[optind]);
-	if (!out)
-		fail(EXIT_USAGE, "--out is missing; see --help");
+	if (cold_mib & (cold_mib - 1))
+		fail(EXIT_USAGE, "--cold-mib: got '%ld', expected a power of two", cold_mib);
+	s.cold_bytes = cold_mib << 20;
 	if (!(getauxval(AT_HWCAP) & (1UL << ('V' - 'A'))))
 		fail(EXIT_UNFIT, "no V extension for programs here: hart without V, kernel without "
 				 "CONFIG_RISCV_ISA_V, or sysctl abi.riscv_v_default_allow=0");

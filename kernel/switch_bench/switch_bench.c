@@ -18,7 +18,6 @@
  * (misses in the cache) is not here.
  */
 #define _GNU_SOURCE
-#include <getopt.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
@@ -189,7 +188,8 @@ struct repeat {
 
 struct bench {
 	long rounds;
-	int repeats, cpu, nr_modes;
+	long repeats;
+	int cpu, nr_modes;
 	struct mode modes[MAX_MODES];
 	struct repeat results[MAX_MODES][MAX_REPEATS];
 	struct counter instructions;
@@ -365,40 +365,15 @@ static void put_document(FILE *f, const struct bench *bench)
 
 int main(int argc, char **argv)
 {
-	static const struct option known[] = {
-		{"out", required_argument, NULL, 'o'},
-		{"rounds", required_argument, NULL, 'r'},
-		{"repeats", required_argument, NULL, 'n'},
-		{"help", no_argument, NULL, 'h'},
+	static struct bench bench = {.rounds = 50, .repeats = 4001};
+	static const struct number_option numbers[] = {
+		{"rounds", &bench.rounds, 1, 1000000},
+		{"repeats", &bench.repeats, 1, MAX_REPEATS},
 		{},
 	};
-	static struct bench bench = {.rounds = 50, .repeats = 4001};
+	const char *out = read_options(argc, argv, numbers, help_fmt);
 	struct document document;
-	const char *out = NULL;
-	int c;
 
-	while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		switch (c) {
-		case 'o':
-			out = optarg;
-			break;
-		case 'r':
-			bench.rounds = number("rounds", optarg, 1, 1000000);
-			break;
-		case 'n':
-			bench.repeats = number("repeats", optarg, 1, MAX_REPEATS);
-			break;
-		case 'h':
-			fputs(help_fmt, stdout);
-			return 0;
-		default: /* getopt has said what is wrong */
-			return EXIT_USAGE;
-		}
-	}
-	if (optind < argc)
-		fail(EXIT_USAGE, "'%s': expected options only; see --help", argv[optind]);
-	if (!out)
-		fail(EXIT_USAGE, "--out is missing; see --help");
 	bench.cpu = stay_on_this_cpu();
 	bench.instructions = open_counter(PERF_COUNT_HW_INSTRUCTIONS, true, read_instret);
 	find_modes(bench.modes);

@@ -17,7 +17,6 @@
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <elf.h>
-#include <getopt.h>
 #include <sys/auxv.h>
 #include <sys/ptrace.h>
 #include <sys/uio.h>
@@ -381,7 +380,7 @@ struct setup {
 	struct kernel kernel;
 	uint64_t usable; /* enabled, and this process may have them */
 	long passes;
-	int repeats;
+	long repeats;
 	struct counter cycles;
 	unsigned long slot_bytes; /* between two places; a power of two */
 	char *memory, *source;
@@ -694,7 +693,7 @@ static void put_document(FILE *f, const struct setup *s)
 	put_machine(f, &s->machine);
 	put_components(f, &s->machine);
 	put_kernel(f, &s->kernel);
-	fprintf(f, ",\n \"passes\": %ld, \"repeats\": %d, \"cold_places\": %d, ", s->passes,
+	fprintf(f, ",\n \"passes\": %ld, \"repeats\": %ld, \"cold_places\": %d, ", s->passes,
 		s->repeats, COLD_PLACES);
 	put_text(f, "cycle_counter", s->cycles.source);
 	fputs(", ", f);
@@ -726,40 +725,15 @@ static void prepare(struct setup *s)
 
 int main(int argc, char **argv)
 {
-	static const struct option known[] = {
-		{"out", required_argument, NULL, 'o'},
-		{"passes", required_argument, NULL, 'p'},
-		{"repeats", required_argument, NULL, 'r'},
-		{"help", no_argument, NULL, 'h'},
+	static struct setup s = {.passes = 1000, .repeats = 21};
+	static const struct number_option numbers[] = {
+		{"passes", &s.passes, 1, 1000000},
+		{"repeats", &s.repeats, 1, MAX_REPEATS},
 		{},
 	};
-	static struct setup s = {.passes = 1000, .repeats = 21};
+	const char *out = read_options(argc, argv, numbers, help_fmt);
 	struct document document;
-	const char *out = NULL;
-	int c;
 
-	while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		switch (c) {
-		case 'o':
-			out = optarg;
-			break;
-		case 'p':
-			s.passes = number("passes", optarg, 1, 1000000);
-			break;
-		case 'r':
-			s.repeats = number("repeats", optarg, 1, MAX_REPEATS);
-			break;
-		case 'h':
-			fputs(help_fmt, stdout);
-			return 0;
-		default: /* getopt has said what is wrong */
-			return EXIT_USAGE;
-		}
-	}
-	if (optind < argc)
-		fail(EXIT_USAGE, "'%s': expected options only; see --help", argv[optind]);
-	if (!out)
-		fail(EXIT_USAGE, "--out is missing; see --help");
 	stay_on_this_cpu();
 	prepare(&s);
 	document = document_begin(out);
