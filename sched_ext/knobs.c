@@ -78,7 +78,7 @@ static const struct {
 		"what weights may spare a thread before it sleeps; 0: no limit"},
 	[KNOB_PATIENCE_MS] = {"patience-ms", NULL, 0, 60000, {0, 50},
 		"how long sticking may pass over the queue; 0: for ever"},
-	[KNOB_DEFER_MS] = {"defer-ms", NULL, 0, 1000, {0, 20},
+	[KNOB_DEFER_MS] = {"defer-ms", NULL, 0, 200, {0, 20},
 		"time between interruptions of hot threads, unless one waits as long; 0: none"},
 	[KNOB_LEAD_MS] = {"lead-ms", NULL, 0, 60000, {0, 100},
 		"run time that a thread may owe when it is queued; 0: any"},

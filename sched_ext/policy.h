@@ -78,10 +78,10 @@ struct vstate_row {
 	unsigned long long charged_ns; /* CPU time of the thread that vtime covers */
 	unsigned long long last_dirty_ns; /* by the rule; 0: never */
 	unsigned long long stopped_ns; /* when it went to sleep */
-	unsigned long long boosted_ns; /* what boosts spared it since it last slept */
+	unsigned long long boosted_ns; /* what boosts spared it, less what it has slept */
 	unsigned long long queued_ns; /* when it joined the shared queue; 0: is not in it */
 	int last_cpu; /* -1: not run yet */
-	unsigned char interrupted; /* joined it hot, without having slept */
+	unsigned char interrupted; /* made way for another one, until it runs again */
 	unsigned char yielded; /* gives up this turn, whatever its vtime */
 };
 

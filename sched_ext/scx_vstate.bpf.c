@@ -9,32 +9,33 @@
  *
  * Policy.  All threads share one queue ordered by vtime: CPU time used, divided by weight.  A CPU
  * whose thread's turn ends goes on with it or takes the head, whichever has the lower vtime.
- * vtime_now, the vtime of who started to run last, is the clock of the queue: new threads start at
- * it, sleepers are moved up to it less a credit.
+ * vtime_now, the highest vtime of those that left the queue or went on past it, is its clock: new
+ * threads start at it, sleepers are moved up to it less a credit.
  *  - hot?      By `rule`: all threads of the target, or who was seen with VS = Dirty in the last
  *              hot_decay_ns.  `live-dirty` believes in Dirty only when the kernel was not entered
  *              by a system call: that overwrites the registers and then marks them Dirty.
  *  - slice     normal_slice_ns; vector_slice_ns when hot; while the target announces a phase (see
  *              scx_vstate.h) prefill_slice_ns or decode_slice_ns, for mixed batches by the tokens.
+ *              For weights below 100 less, in proportion.
  *  - charge    measured run time * 100 / weight; when hot, divided by the vector's or the phase's
- *              boost, until a thread has been spared boost_limit_ns without sleeping in between.
- *  - defer     a hot thread whose turn ends makes way if none did in the last defer_ns, or if one
- *              has waited as long.  Those who gather in the meantime run one after the other, for
- *              one interruption.  A hot one that was interrupted interrupts the next one only after
- *              a vector slice more: it has its CPU back before that.
+ *              boost, until a thread has been spared boost_limit_ns more than it has slept.
+ *  - defer     a hot thread whose turn ends makes way for the head of the queue if none did in the
+ *              last defer_ns or the head has waited as long; a head that was interrupted itself, by
+ *              this rule, waits a vector slice more, as it mostly has its CPU back before that.
+ *              Short work that gathers runs one after the other, for one interruption.
  *  - place     a hot thread's home is where it ran last, or what `workers` says.  Home is idle: it
  *              goes there.  Else any idle CPU.  Else, if `sticky`, it waits at home, unless another
  *              one waits there (adaptive) or home has passed over the shared queue for patience_ns.
  *
- * Example.  8 CPUs, 8 threads computing a decode step (boost 2, slice 30 ms), one scalar thread S
- * wakes up.  No CPU is idle, S is queued at vtime_now - 50 ms at the earliest.  The first worker
- * whose turn ends, if the last interruption is 20 ms ago, is charged 15 ms, S is earlier and gets
- * that CPU in turns of 20 ms until it has used up its credit; then the worker has it back.  Had S
- * more credit, another CPU would take the worker after it has waited for 70 ms, at the price of a
- * second interruption.  A worker that never sleeps is spared 15 ms in its first turn, 5 ms in the
- * second and nothing from then on (boost_limit_ns is 20 ms), so S keeps its share.  Under
- * `declared` a thread of the server that only parses HTTP gets the same treatment as a worker;
- * under `live-dirty` it does not.
+ * Example.  8 CPUs, 8 threads computing a decode step (boost 2, slice 30 ms), a scalar thread S
+ * that needs 15 ms wakes up.  No CPU is idle, S is queued at vtime_now - 50 ms at the earliest. The
+ * first worker whose turn ends, if the last interruption is 20 ms ago, is charged 15 ms; S is
+ * earlier, gets that CPU and sleeps again, and the worker has it back.  Had S needed seconds, the
+ * worker would have waited until S is the later of the two, or for 70 ms, and then interrupted
+ * another one.  A worker that never sleeps is spared 15 ms in its first turn, 5 ms in the second
+ * and nothing from then on (boost_limit_ns is 20 ms), so S keeps its share.  Under `declared` a
+ * thread of the server that only parses HTTP gets the same treatment as a worker; under
+ * `live-dirty` it does not.
  *
  * Known weakness.
  *  - Which thread the others wait for at a barrier is not known here; a hot one that only spins
@@ -42,8 +43,12 @@
  *    spinner is a longer wait for the straggler.
  *  - On 6.12 to 6.18 the fair class comes before this one: in partial scope every fair thread that
  *    wakes up interrupts ours, however long its slice, and sends it to the shared queue.
- *  - A thread pinned to one CPU waits for the end of that CPU's turn; the turn's length is all that
- *    bounds it.
+ *  - In partial scope a thread that was given an idle CPU which a fair thread takes at the same
+ *    moment waits there for as long as that one computes.
+ *  - A thread pinned to one CPU waits for the end of that CPU's turn and for defer_ns; in scope all
+ *    per-CPU kernel threads, too.  Workers on fewer CPUs than there are of them take turns of a
+ *    vector slice and defer_ns.
+ *  - Who waits at home (`sticky`) is let in when the turn ends: defer is about the shared queue.
  *
  * Faithful or revised.  Every rule of the original design is there as a knob's value; the two
  * modes of knobs.c are sets of them.
@@ -63,7 +68,6 @@
 #define VTIME_START (1ULL << 40) /* far enough from 0 that no credit reaches below it */
 #define LEAST_SLICE_NS NS_PER_MS
 #define MAX_LEAD 5 /* times lead_ns */
-#define MAX_LOOK 32 /* waiting threads, from the head */
 
 /* asm/csr.h; macros are not in BTF */
 #define SR_VS 0x600UL
@@ -91,7 +95,7 @@ UEI_DEFINE(uei);
 static u64 vtime_now = VTIME_START;
 static u32 next_worker;
 static u64 interrupted_ns; /* when a hot thread last made way */
-/* When a CPU last took from the shared queue or found it empty. */
+/* When a CPU last looked at the shared queue. */
 static u64 shared_seen_ns[MAX_CPUS];
 
 /* Preallocated, as hashes are: nothing is allocated while a run queue is locked. */
@@ -476,19 +480,46 @@ void BPF_STRUCT_OPS(vstate_enqueue, struct task_struct *p, u64 enq_flags)
 		bound_lead(p, row);
 		vtime = row->vtime;
 	}
+	if (row && enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_REENQ))
+		row->interrupted =
+			false; /* a class above ours has its CPU, for how long nobody knows */
 	if (wait_at_home(p, home_of(p, row, &v), enq_flags, now)) {
+		if (row)
+			row->queued_ns = 0;
 		count(VSTAT_sticky_local, 1);
 		insert(p, scx_enum(scx_dsq_id_flags, SCX_DSQ_LOCAL), slice_of(&v, p), enq_flags);
 	} else {
-		if (row) {
+		if (row && !row->queued_ns) /* a change of nice or affinity queues it again */
 			row->queued_ns = now;
-			row->interrupted =
-				v.hot && !(enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_WAKEUP));
-		}
 		insert_vtime(p, SHARED_DSQ, slice_of(&v, p), vtime, enq_flags);
-		/* Its CPU is taken; an idle one does not look at the queue unless it is told. */
-		if (enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_REENQ))
+		/* select_cpu() has not looked for an idle CPU, and none looks unless it is told. */
+		if (!(enq_flags & scx_enum(scx_enq_flags, SCX_ENQ_WAKEUP)))
 			wake_idle(p);
+	}
+}
+
+struct waiting { /* the first thread of the shared queue that a CPU may take */
+	bool there, interrupted;
+	u64 vtime, queued_ns;
+};
+
+static __always_inline void first_waiting(struct waiting *w, s32 cpu)
+{
+	const struct vstate_row *row;
+	struct task_struct *p;
+
+	__builtin_memset(w, 0, sizeof(*w));
+	bpf_for_each (scx_dsq, p, SHARED_DSQ, 0) {
+		row = row_of(p);
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr) || (row && !row->queued_ns))
+			continue; /* the latter: another CPU has just taken it */
+		w->there = true;
+		w->vtime = p->scx.dsq_vtime;
+		if (row) {
+			w->queued_ns = row->queued_ns;
+			w->interrupted = row->interrupted;
+		}
+		break;
 	}
 }
 
@@ -496,59 +527,36 @@ void BPF_STRUCT_OPS(vstate_enqueue, struct task_struct *p, u64 enq_flags)
  * The kernel asks for the next thread before it queues the one that ran: with one waiting thread
  * the two would take turns, and only slices, not weights, would count.
  */
-static __always_inline bool goes_on(s32 cpu, struct task_struct *prev, struct vstate_row *row,
-				    const struct view *v)
+static __always_inline bool goes_on(struct task_struct *prev, struct vstate_row *row,
+				    const struct view *v, const struct waiting *w)
 {
-	struct task_struct *waiting;
-	bool earliest = false;
-
 	if (next != VSTATE_NEXT_EARLIEST || row->yielded)
 		return false;
 	charge(prev, row, v);
 	bound_lead(prev, row);
-	bpf_for_each (scx_dsq, waiting, SHARED_DSQ, 0) {
-		if (!bpf_cpumask_test_cpu(cpu, waiting->cpus_ptr))
-			continue;
-		earliest = before(row->vtime, waiting->scx.dsq_vtime);
-		break;
-	}
-	if (earliest && before(vtime_now, row->vtime))
+	if (!w->there || !before(row->vtime, w->vtime))
+		return false;
+	if (before(vtime_now, row->vtime))
 		vtime_now = row->vtime;
-	return earliest;
+	return true;
 }
 
 /*
  * For how much longer a hot thread goes on although an earlier one waits; 0: it makes way.  Without
  * the longer wait of the interrupted, one interruption would be passed on from worker to worker.
  */
-static __always_inline u64 defers_for(s32 cpu, const struct vstate_row *row, const struct view *v,
-				      u64 now)
+static __always_inline u64 defers_for(const struct vstate_row *row, const struct view *v,
+				      const struct waiting *w, u64 now)
 {
-	const struct vstate_row *waiting_row;
-	struct task_struct *waiting;
-	u64 end_ns, first_ns = 0; /* 0: nobody waits */
-	u32 looked = 0;
+	u64 since_ns = w->queued_ns, wait_ns = defer_ns;
 
-	if (!defer_ns || !v->hot || row->yielded)
+	if (!defer_ns || !v->hot || row->yielded || !w->there)
 		return 0;
-	bpf_for_each (scx_dsq, waiting, SHARED_DSQ, 0) {
-		if (looked++ == MAX_LOOK)
-			break;
-		if (!bpf_cpumask_test_cpu(cpu, waiting->cpus_ptr))
-			continue;
-		waiting_row = row_of(waiting);
-		if (!waiting_row)
-			return 0;
-		if (waiting_row->interrupted)
-			end_ns = waiting_row->queued_ns + vector_slice_ns + defer_ns;
-		else if (before(interrupted_ns, waiting_row->queued_ns))
-			end_ns = interrupted_ns + defer_ns;
-		else
-			end_ns = waiting_row->queued_ns + defer_ns;
-		if (!first_ns || before(end_ns, first_ns))
-			first_ns = end_ns;
-	}
-	return first_ns && before(now, first_ns) ? first_ns - now : 0;
+	if (w->interrupted)
+		wait_ns += vector_slice_ns;
+	else if (before(interrupted_ns, since_ns))
+		since_ns = interrupted_ns;
+	return before(now, since_ns + wait_ns) ? since_ns + wait_ns - now : 0;
 }
 
 static __always_inline bool take_head(void)
@@ -564,6 +572,7 @@ void BPF_STRUCT_OPS(vstate_dispatch, s32 cpu, struct task_struct *prev)
 {
 	u64 now = bpf_ktime_get_ns();
 	struct vstate_row *row;
+	struct waiting first;
 	struct view v;
 	u64 slice, left;
 
@@ -576,19 +585,24 @@ void BPF_STRUCT_OPS(vstate_dispatch, s32 cpu, struct task_struct *prev)
 	row = row_of(prev);
 	look(&v, prev, row, now);
 	slice = slice_of(&v, prev);
-	if (row && goes_on(cpu, prev, row, &v)) {
+	first_waiting(&first, cpu);
+	if (row && goes_on(prev, row, &v, &first)) {
 		count(VSTAT_kept_earliest, 1);
-	} else if (row && (left = defers_for(cpu, row, &v, now)) > 0) {
+	} else if (row && (left = defers_for(row, &v, &first, now)) > 0) {
 		count(VSTAT_kept_deferring, 1);
 		slice = left < slice ? left : slice;
 	} else if (take_head()) {
-		if (v.hot)
+		if (row && v.hot && !row->yielded) {
+			row->interrupted = true;
 			interrupted_ns = now;
+		}
 		return;
 	} else {
 		count(VSTAT_kept_running, 1);
 	}
 	/* prev goes on: with our slice, else the kernel gives it one of 20 ms. */
+	if (row)
+		row->yielded = false;
 	set_slice(prev, slice);
 }
 
@@ -666,7 +680,7 @@ void BPF_STRUCT_OPS(vstate_running, struct task_struct *p)
 	if (row->queued_ns && before(vtime_now, row->vtime))
 		vtime_now = row->vtime;
 	row->queued_ns = 0;
-	row->yielded = false;
+	row->interrupted = row->yielded = false;
 	if (row->last_cpu >= 0 && row->last_cpu != cpu)
 		count(VSTAT_migrations, 1);
 	row->last_cpu = cpu;
