@@ -591,7 +591,7 @@ def test_who_waits_lets_a_hot_thread_go_on_and_is_let_in_all_the_same(guest: Gue
     # One hart, turns of 50 ms.  The vector thread goes on for 200; the other one makes up for it.
     at_once, deferring = guest.counters("defer-0"), guest.counters("defer-200")
     assert at_once["kept_deferring"] == 0 < deferring["kept_deferring"]
-    assert deferring["live_dirty_stops"] < 0.6 * at_once["live_dirty_stops"]
+    assert deferring["live_dirty_stops"] < 0.7 * at_once["live_dirty_stops"]
     for name in ("defer-0", "defer-200"):
         used = dict(guest.cpu_ns(name))
         assert used["scalar"] > 0.9 * sum(used.values()) / 2
