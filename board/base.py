@@ -13,6 +13,11 @@ from typing import Any, Protocol
 from board import boards
 from toolchain.errors import UsageError
 
+EMULATED_WARNINGS = ("hrtimer: interrupt took ",)
+"""What the kernel of an emulated board says when a hart stood still in the middle of an interrupt,
+for other harts' turns of the quantum or for the host: of the emulation, not of the run.  On a real
+board the same line makes a run invalid."""
+
 
 class RunFailed(Exception):
     """A cell could not be run to its end; the run is kept, as invalid, with this reason.

@@ -19,7 +19,7 @@ from typing import Any
 
 import schemas
 from board.agreement import agreement, switch_differences
-from board.base import Board, RunFailed, RunVoid
+from board.base import EMULATED_WARNINGS, Board, RunFailed, RunVoid
 from board.cell import Plan
 from board.phase_tokens import phase_tokens
 from board.progress import Progress
@@ -154,6 +154,13 @@ def _measure(
         details += [f"loadgen.json: {reason}: {figures[reason]}" for reason in figures]
     for part in (agent, loadgen, calibration):
         reasons += part["invalid_reasons"] if part else []
+    if agent and "kernel-warning" in reasons:
+        warnings = agent["platform"]["kernel_warnings"]
+        details += [f"kernel: {line}" for line in warnings]
+        # Decided here, not by the agent: what that is told is part of what the board computes.
+        emulated = warnings and all(line.startswith(EMULATED_WARNINGS) for line in warnings)
+        if board.platform == "virtual" and emulated:
+            reasons.remove("kernel-warning")
     counted = _instruments(plan.cell["instruments"], partial.path, reasons, details)
     agreed = agreement(*(counted[name] for name in INSTRUMENTS))
     if agreed and not agreed["agrees"]:

@@ -314,6 +314,36 @@ def test_reasons_of_all_parts_are_kept(
     ]  # fmt: skip
 
 
+SLOW_INTERRUPT = "hrtimer: interrupt took 1025200 ns"
+
+
+@pytest.mark.parametrize(
+    ("warnings", "platform", "reasons"),
+    [
+        ([SLOW_INTERRUPT], "virtual", []),
+        ([SLOW_INTERRUPT, "rcu: odd"], "virtual", ["kernel-warning"]),
+        ([SLOW_INTERRUPT], "board", ["kernel-warning"]),
+    ],
+)
+def test_a_slow_interrupt_is_the_emulator_s_and_kept(
+    warnings: list[str], platform: str, reasons: list[str], results: Path, known: Definitions
+) -> None:
+    def script(cell: Mapping[str, Any], directory: Path, cancel: threading.Event) -> dict[str, Any]:
+        said = agent() | {"invalid_reasons": ["kernel-warning"]}
+        said["platform"] |= {"kernel_warnings": warnings}
+        deliver(directory, said, loadgen(cell))
+        return {"host_cpu_s": 1.0, "host_wall_s": 1.0}
+
+    board = FakeBoard(script)
+    board.platform = platform
+    with pytest.raises(InvalidData) if reasons else contextlib.nullcontext():
+        run_one(board, Overrides(), results, definitions=known)
+    [name] = entries(results, "runs")
+    record = read_record(results / "runs" / name)
+    assert record["invalid_reasons"] == reasons
+    assert record["platform"]["kernel_warnings"] == warnings
+
+
 def test_board_that_says_too_much_is_refused(results: Path, known: Definitions) -> None:
     def script(cell: Mapping[str, Any], directory: Path, cancel: threading.Event) -> dict[str, Any]:
         return good(cell, directory, cancel) | {"surprise": 1}

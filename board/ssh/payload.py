@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from board.base import EMULATED_WARNINGS
 from board.boards import SshSettings
 from board.models import model as model_file
 from board.virtual import tools
@@ -27,9 +28,6 @@ from toolchain.recipe import build
 INSTRUMENTS = ("observer", "profiler")
 """What counts where no emulator does."""
 ALL = (*INSTRUMENTS, "scheduler", "bystander")
-EMULATED_WARNINGS = ("hrtimer: interrupt took ",)
-"""What the kernel of an emulated board says when the host let it wait: of the host, not of the run.
-On a real board the same line makes a run invalid."""
 PROGRAM, DATA = 0o755, 0o644
 _EM_RISCV = (243).to_bytes(2, "little")
 
