@@ -202,10 +202,11 @@ def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
 
     def on_interrupt(_number: int, _frame: FrameType | None) -> None:
         nonlocal interrupted
-        if not interrupted:
-            say("interrupted: stopping what is running")
+        if interrupted:  # perhaps in the middle of what follows, which holds locks
+            return
         interrupted = True
         cancel.set()
+        say("interrupted: stopping what is running")
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:

@@ -35,7 +35,7 @@ import schemas
 from board.base import RunFailed, opened
 from board.cell import Definitions, Overrides, plan_run
 from board.results import Results
-from board.runner import reproduce, run_one
+from board.runner import _interrupt_sets, reproduce, run_one
 from board.virtual.board import VirtualBoard
 from schemas.record import comparable, read_record
 from toolchain.command import Cancelled
@@ -711,6 +711,23 @@ def test_interrupt_leaves_nothing_and_resumes(
     assert "1 done before" in capsys.readouterr().err
     # The number of an attempt that was void is not given again.
     assert len([name for name in entries(results, "runs") if name.endswith("-2")]) == 2
+
+
+def test_an_interrupt_in_the_middle_of_the_first_waits_for_no_lock() -> None:
+    class Impatient(threading.Event):
+        sets = 0
+
+        def set(self) -> None:
+            with self._cond:  # type: ignore[attr-defined]  # as Event.set() does
+                self.sets += 1
+                if self.sets == 1:
+                    os.kill(os.getpid(), signal.SIGINT)
+            super().set()
+
+    cancel = Impatient()
+    with pytest.raises(KeyboardInterrupt), _interrupt_sets(cancel):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert cancel.sets == 1 and cancel.is_set()
 
 
 def test_interrupt_of_one_run(results: Path, known: Definitions) -> None:
