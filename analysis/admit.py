@@ -357,14 +357,21 @@ def _missing_seeds(runs: Sequence[CollectedRun]) -> Iterator[Refusal]:
             cells[group][treatment(row), row["concurrency"]].add(row["seed"])
     for (experiment, board, model, _), policies in sorted(cells.items(), key=lambda i: i[0][:3]):
         wanted = set().union(*policies.values())
+        lacking: dict[Key, list[str]] = defaultdict(list)  # one line for each set of seeds
         for (what, concurrency), seeds in sorted(policies.items()):
-            if missing := sorted(wanted - seeds):
-                line = (
-                    f"{experiment} on {board}: cell {model} {what} c={concurrency} has no run of "
-                    f"seed {', '.join(map(str, missing))}, other cells have: "
-                    f"./inv reproduce --experiment {experiment} --board {board} runs it"
-                )
-                yield Refusal("missing-seed", line, ())
+            if missing := tuple(sorted(wanted - seeds)):
+                lacking[missing].append(f"{what} c={concurrency}")
+        for missing, names in lacking.items():
+            few = _list(names, what="")
+            which = f"cell {few} has"
+            if len(names) > 1:
+                which = f"{len(names)} of {len(policies)} cells ({few}) have"
+            line = (
+                f"{experiment} on {board}: {model}: {which} no run of seed "
+                f"{', '.join(map(str, missing))}, other cells have: "
+                f"./inv reproduce --experiment {experiment} --board {board} runs what is missing"
+            )
+            yield Refusal("missing-seed", line, ())
 
 
 def _repeats(runs: Sequence[CollectedRun]) -> list[str]:
@@ -441,9 +448,9 @@ def _ids(runs: Iterable[CollectedRun]) -> tuple[str, ...]:
     return tuple(sorted(one.row["run_id"] for one in runs))
 
 
-def _list(names: Sequence[str]) -> str:
+def _list(names: Sequence[str], what: str = "runs ") -> str:
     shown = ", ".join(names[:3])
-    return f"runs {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{what}{shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _short(value: Any) -> str:

@@ -5,6 +5,7 @@ Each test damages one good folder of made-up records (tests/synthetic.py) in one
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,16 @@ def test_missing_seed(results: Path) -> None:
     admitted = admit([results], skip_invalid=True)
     assert [refusal.name for refusal in admitted.refused] == ["missing-seed"]
     assert len(admitted.runs) == len(CELLS) - 1
+
+
+def test_cells_that_lack_the_same_seeds_share_a_line(results: Path) -> None:
+    """As after an interrupted experiment: a line for each of them would bury the rest."""
+    for number in (1, 4):
+        shutil.rmtree(directory(results, number))
+    admitted = admit([results], skip_invalid=True)
+    assert [refusal.name for refusal in admitted.refused] == ["missing-seed"]
+    (line,) = (refusal.line for refusal in admitted.refused)
+    assert ": 2 of 4 cells (baseline c=2, baseline c=8) have no run of seed 2, other" in line
 
 
 def test_an_invalid_run_is_no_missing_seed(tmp_path: Path) -> None:
