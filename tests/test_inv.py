@@ -31,8 +31,8 @@ from toolchain.errors import Differs, EnvironmentUnfit, InvalidData, UsageError
 FAILURES = {kind.__name__: kind for kind in (Differs, EnvironmentUnfit, InvalidData, UsageError)}
 
 
-@task(group="Second letter last", help={"times": "how often"})
-def zebra(c, times=1):
+@task(group="Second letter last", help={"times": "how often"}, iterable=["name"])
+def zebra(c, times=1, name=None):
     """Greet.
 
     Long explanation.
@@ -226,6 +226,9 @@ def test_a_foreseen_failure_is_one_line(used: Checkout, way: str, kind: str, cod
             ["zebra", "--times", "many"],
             "an option takes a whole number, got 'many'",
         ),
+        (["zebra", "--times"], "--times: a value is missing"),
+        (["zebra", "--name"], "--name: a value is missing"),
+        (["zebra", "-n", "--times", "2"], "--name: a value is missing"),
         (["fail"], "'fail' did not receive required positional arguments: 'kind'"),
         (["--help", "zoo"], "'zoo' is no verb and nothing that fits here"),
         (["--list", "zoo"], "Sub-collection 'zoo' not found!"),

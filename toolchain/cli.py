@@ -9,6 +9,7 @@ that are wrong before that (a missing value of --config) still end with its own 
 """
 
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -120,6 +121,7 @@ class Program(invoke.program.Program):
             self.core.unparsed = self._bare_words_as_options(self.core.unparsed)
             try:
                 super().parse_tasks()
+                self._refuse_missing_values(self.core.unparsed)
             except ValueError as error:  # int() of what was given to an option
                 got = str(error).partition(": ")[2] or str(error)
                 raise ParseError(f"an option takes a whole number, got {got}") from error
@@ -135,6 +137,13 @@ class Program(invoke.program.Program):
             if verb is not None and option is not None:
                 return [*words[: at + 1], *_named(words[at + 1 :], option, verb.body)]
         return words
+
+    def _refuse_missing_values(self, words: Sequence[str]) -> None:
+        """Refuse an option that may be repeated and has no value: invoke takes it for none given."""
+        for word, following in itertools.pairwise([*words, "--"]):
+            for flags in (verb.flags for verb in self.tasks if word in verb.flags):
+                if flags[word].kind is list and following.startswith("-"):
+                    raise ParseError(f"--{flags[word].name}: a value is missing")
 
     def parse_cleanup(self) -> None:
         with _usage_failures():
