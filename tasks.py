@@ -87,7 +87,7 @@ def reproduce(
     help={
         "board": f"{BOARD} (default: virtual)",
         "yes": YES,
-        "policy": "baseline, baseline-long, affinity, long-slice, vhot or cooperative",
+        "policy": "of artifact/policies.toml: baseline, affinity, vhot, cooperative, ...",
         "scope": "whom the scx_vstate policies schedule: partial (the server; default) or all",
         "variant": "of the policy, such as no-hints (artifact/policies.toml)",
         "bystanders": "scalar threads beside the server (default 0)",

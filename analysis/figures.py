@@ -21,25 +21,19 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.collect import CollectedRun
 from analysis.tables import (
-    POLICIES,
     Column,
     Group,
     groups,
-    policy_of,
+    policy_number,
     policy_order,
     unit_on,
 )
 from analysis.tables import label as label_of
 
-# Okabe and Ito's palette without yellow and black, which are hard to see as bars.
-_COLOURS = dict(
-    zip(
-        POLICIES,
-        ("#999999", "#56b4e9", "#e69f00", "#0072b2", "#009e73", "#d55e00"),
-        strict=True,
-    )
-)
-_HATCHES = dict(zip(POLICIES, ("", "//", "\\\\", "..", "xx", ""), strict=True))
+# Okabe and Ito's palette without yellow and black, which are hard to see as bars.  A seventh policy
+# begins again; the legend tells it apart.
+_COLOURS = ("#999999", "#56b4e9", "#e69f00", "#0072b2", "#009e73", "#d55e00")
+_HATCHES = ("", "//", "\\\\", "..", "xx", "")
 _SPLIT = (
     ("undiscarded, compute", "#d55e00", ""),
     ("undiscarded, spin", "#e69f00", "//"),
@@ -170,8 +164,8 @@ def _by_concurrency(column: Column, group: Group) -> tuple[Canvas, str]:
                 tick + offset,
                 one.mean,
                 0.9 * width,
-                color=_COLOURS[policy_of(policy)],
-                hatch=_HATCHES[policy_of(policy)],
+                color=_COLOURS[policy_number(policy) % len(_COLOURS)],
+                hatch=_HATCHES[policy_number(policy) % len(_HATCHES)],
                 edgecolor="white",
                 linewidth=0,
                 label=label,

@@ -8,6 +8,7 @@ Limit: nothing is tested here; analysis/verdicts.py judges.
 """
 
 import csv
+import functools
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any
 from analysis.collect import CollectedRun
 from analysis.published import Cell
 from analysis.stats import Anova, Refused, Sample, Value, first_valid, log_contrast, sample
+from toolchain.paths import REPO
+from toolchain.tomlfile import read_toml
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -157,8 +160,9 @@ def groups(runs: Iterable[CollectedRun]) -> list[Group]:
     return made
 
 
-POLICIES = ("baseline", "baseline-long", "affinity", "long-slice", "vhot", "cooperative")
-"""In the order in which tables and figures show them."""
+@functools.cache
+def _policies() -> tuple[str, ...]:
+    return tuple(read_toml(REPO / "artifact" / "policies.toml")["policies"])
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -171,9 +175,15 @@ def policy_of(name: str) -> str:
     return name.partition(" ")[0]
 
 
+def policy_number(name: str) -> int:
+    """The place of a label's policy in artifact/policies.toml; one that is not there is last."""
+    known, policy = _policies(), policy_of(name)
+    return known.index(policy) if policy in known else len(known)
+
+
 def policy_order(name: str) -> tuple[int, str]:
     """Sorts labels: policies in their order, each before its variants."""
-    return POLICIES.index(policy_of(name)), name
+    return policy_number(name), name
 
 
 def _cell_order(key: tuple[int, str]) -> tuple[int, tuple[int, str]]:

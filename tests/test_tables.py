@@ -87,6 +87,20 @@ def test_published_beside_measured_on_the_board_only() -> None:
     assert by_cell["2", "cooperative"][place] == "+9.63 %"
 
 
+def test_a_policy_that_was_added_comes_last() -> None:
+    """docs/extend.md promises that data alone adds one."""
+    runs = synthetic.matrix([1, 2], policies=("baseline", "vhot"), concurrencies=[2])
+    mine = [
+        replace(run, row={**run.row, "policy": "all-mine"}, cell_hash=run.cell_hash[::-1])
+        for run in runs
+        if run.row["policy"] == "vhot"
+    ]
+    made = next(iter(tables([*mine, *runs], CELLS, CHANGES)))
+    assert [row[1] for row in made.rows] == ["baseline", "vhot", "all-mine"]
+    svg = [figure.svg for figure in figures([*mine, *runs]) if figure.name.startswith("by-")]
+    assert svg and all("all-mine" in (one or "") for one in svg)
+
+
 def test_invalid_runs_and_repeats_are_in_no_mean() -> None:
     runs = synthetic.matrix(policies=["baseline"], concurrencies=[2])
     bad = [replace(runs[0], row={**runs[0].row, "valid": False, "output_tps": 1e9})]
