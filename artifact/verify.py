@@ -110,11 +110,12 @@ def verify(
 
     drivers: names (default: the machine's own).  only: artifacts (default: all).  accepting: other
     inputs than the accepted ones are what this is about.  Raises Differs when a file or an input
-    differs, EnvironmentUnfit when one could not be rebuilt, UsageError for an unknown name.
+    differs, EnvironmentUnfit when one could not be rebuilt or a driver that was named cannot be
+    used here, UsageError for an unknown name.
     """
     names = _named(drivers, only)
     setting, words = hostile()
-    _announce(names, full)
+    _announce(names, only, full)
     rows: list[Row] = []
     with cache.exclusive("verify"), _umask(0o077), _Progress(full) as progress:
         expected = binaries.read()
@@ -129,7 +130,7 @@ def verify(
                     continue
                 if refused is not None:
                     rows += _show(_without(artifact, name, SKIPPED, refused, expected))
-                elif not full and recipe.recipes()[artifact].minutes > CHEAP_MINUTES:
+                elif not full and _takes_long(artifact):
                     rows += _show(_kept(artifact, name, expected))
                 elif (known := progress.get(artifact, name)) is not None:
                     rows += _show(known)
@@ -144,7 +145,8 @@ def verify(
     if json_file is not None:
         document = {"schema_version": "1", "variation": words, "rows": [asdict(r) for r in rows]}
         schemas.write(json_file, document, "verify")
-    _conclude(rows, [] if accepting else _all_other_inputs(only, expected))
+    unused = [f"{name}: {why}" for name in names if (why := inside.refusal(name)) is not None]
+    _conclude(rows, [] if accepting else _all_other_inputs(only, expected), unused)
     return rows
 
 
@@ -152,7 +154,8 @@ def accept(*, rebuild: bool, drivers: Sequence[str] = (), full: bool = False) ->
     """Make the ordinary builds the expected ones, and print what changed and why.
 
     rebuild: only if a hostile rebuild gives the same.  Raises Differs, changing nothing, when a
-    file changed without any change of its inputs, or differs when it is rebuilt.
+    file changed without any change of its inputs, or differs when it is rebuilt; UsageError when
+    what is to be rebuilt takes long and `full` was not said.
     """
     new = binaries.describe()
     old = binaries.read() if EXPECTED.exists() else {"trees": {}, "artifacts": {}}
@@ -161,6 +164,11 @@ def accept(*, rebuild: bool, drivers: Sequence[str] = (), full: bool = False) ->
         raise Differs(
             f"{', '.join(unexplained)}: other bytes from the same inputs: the build is not "
             "reproducible; nothing was accepted (./inv verify shows where)"
+        )
+    dear = [name for name in _moved(old, new) if _takes_long(name)]
+    if rebuild and dear and not full:
+        raise UsageError(
+            f"--rebuild: {', '.join(dear)} changed, which only --full rebuilds: add it"
         )
     if rebuild:
         verify(drivers, full=full, accepting=True)
@@ -188,6 +196,17 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[st
                 unexplained.append(name)
             lines.append(f"{name}: {', '.join(what)}; because {', '.join(why)}")
     return lines, unexplained
+
+
+def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the artifacts that are new or others."""
+    before, after = old["artifacts"], new["artifacts"]
+    return sorted(name for name in after if after[name] != before.get(name))
+
+
+def _takes_long(artifact: str) -> bool:
+    known = recipe.recipes()
+    return artifact in known and known[artifact].minutes > CHEAP_MINUTES
 
 
 def _files_of(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -244,22 +263,22 @@ def _private_copies(own: recipe.Recipe, place: Path) -> dict[str, Path]:
 def _compare(artifact: str, driver: str, out: Path, expected: Mapping[str, Any]) -> list[Row]:
     """Hold what was rebuilt against what is expected, or against the ordinary build."""
     other = _other_inputs(artifact, expected)
-    ordinary = binaries.ordinary(artifact)
-    usual = binaries.files(ordinary)
-    found = binaries.files(out)
-    wanted = (
-        {name: file["sha256"] for name, file in expected["artifacts"][artifact]["files"].items()}
-        if not other
-        else {name: file.sha256 for name, file in usual.items()}
-    )
+    found = {name: file.sha256 for name, file in binaries.files(out).items()}
+    if other:
+        wanted = _usual(artifact)
+    else:
+        known = expected["artifacts"][artifact]["files"]
+        wanted = {name: file["sha256"] for name, file in known.items()}
+    usual = {} if wanted == found else _usual(artifact)  # may have to be built for it
     rows = []
     for name in sorted(wanted.keys() | found.keys()):
-        want, got = wanted.get(name, ""), found[name].sha256 if name in found else ""
+        want, got = wanted.get(name, ""), found.get(name, "")
         if want == got:
             verdict, reason = (SKIPPED, _not_accepted(other)) if other else (MATCH, "")
-        elif name not in usual or usual[name].sha256 != want:
+        elif usual.get(name) != want:
             verdict, reason = DIFFER, "and so does the ordinary build, so none shows where"
         else:
+            ordinary = binaries.ordinary(artifact)
             verdict = DIFFER
             reason = explain(
                 binaries.content(ordinary, name),
@@ -268,6 +287,11 @@ def _compare(artifact: str, driver: str, out: Path, expected: Mapping[str, Any])
             reason += _diffoscope(ordinary / name, out / name)
         rows.append(Row(artifact, name, driver, verdict, want, got, reason))
     return rows
+
+
+def _usual(artifact: str) -> dict[str, str]:
+    """Return file -> sha256 of the ordinary build."""
+    return {name: file.sha256 for name, file in binaries.files(binaries.ordinary(artifact)).items()}
 
 
 def _not_accepted(other: Sequence[str]) -> str:
@@ -297,6 +321,9 @@ def _kept(artifact: str, driver: str, expected: Mapping[str, Any]) -> list[Row]:
     other = _other_inputs(artifact, expected)
     if other:
         reason = f"not accepted yet: {', '.join(other)}"
+        return _without(artifact, driver, SKIPPED, reason, expected)
+    if recipe.to_build(artifact):
+        reason = "not in this cache: --full builds it and compares"
         return _without(artifact, driver, SKIPPED, reason, expected)
     rows = []
     found = binaries.files(binaries.ordinary(artifact))
@@ -412,10 +439,20 @@ def _chosen(only: Sequence[str]) -> list[str]:
     return [name for name in binaries.artifacts() if not only or name in only]
 
 
-def _announce(drivers: Sequence[str], full: bool) -> None:
-    known = recipe.recipes().values()
-    minutes = sum(r.minutes for r in known if full or r.minutes <= CHEAP_MINUTES) + 2
-    say(f"verify: with {', '.join(drivers)}: about {minutes:.0f} min each on 2 cores")
+def _announce(drivers: Sequence[str], only: Sequence[str], full: bool) -> None:
+    chosen = [recipe.recipes()[name] for name in _chosen(only) if not name.startswith(f"{MODEL}/")]
+    rebuilt = [each for each in chosen if full or each.minutes <= CHEAP_MINUTES]
+    first = {
+        each.artifact: each
+        for needed in sorted({need for one in rebuilt for need in one.needs})
+        for each in recipe.to_build(needed)
+    }
+    minutes = sum(each.minutes for each in rebuilt) + (0 if only else 2)
+    text = f"verify: with {', '.join(drivers)}: about {minutes:.0f} min each on 2 cores"
+    if first:
+        before = sum(each.minutes for each in first.values())
+        text += f", after about {before:.0f} min for what these need and this cache lacks"
+    say(text)
 
 
 def _show(rows: list[Row]) -> list[Row]:
@@ -429,7 +466,7 @@ def _show(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def _conclude(rows: Sequence[Row], others: Sequence[str]) -> None:
+def _conclude(rows: Sequence[Row], others: Sequence[str], unused: Sequence[str]) -> None:
     counts = {word: sum(row.verdict == word for row in rows) for word in VERDICTS}
     print(", ".join(f"{count} {word}" for word, count in counts.items() if count))
     differing = sorted({row.artifact for row in rows if row.verdict == DIFFER})
@@ -444,6 +481,8 @@ def _conclude(rows: Sequence[Row], others: Sequence[str]) -> None:
     failed = {row.artifact for row in rows if row.verdict == NOT_BUILT and not row.found_sha256}
     if failed:
         raise EnvironmentUnfit(f"{', '.join(sorted(failed))}: could not be rebuilt, see above")
+    if unused:
+        raise EnvironmentUnfit(f"nothing was rebuilt with {'; '.join(unused)}")
 
 
 def _elsewhere() -> Path:

@@ -141,8 +141,17 @@ def _is_dear(artifact: str) -> bool:
 
 
 @pytest.mark.long
-def test_all_of_verify_with_each_driver() -> None:
-    verify.verify(["userns", "docker", "nix"], full=True)
+def test_all_of_verify_with_each_driver(
+    docker_host: str, nix_bin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    monkeypatch.setenv("PATH", f"{nix_bin}:{os.environ['PATH']}")
+    drivers = ["userns", "docker", "nix"]
+    rows = verify.verify(drivers, full=True)
+    assert {row.verdict for row in rows} == {"MATCH"}
+    built = {row.artifact for row in rows if row.artifact in recipes()}
+    for driver in drivers:
+        assert {row.artifact for row in rows if row.driver == driver} >= built
 
 
 # --- negative controls, with the real tree -----------------------------------------------------
@@ -303,7 +312,9 @@ def test_a_driver_that_does_not_work_here_is_skipped_with_the_reason(workshop: C
         *("verify", "--driver", "docker", "--driver", "nix", "--artifact", "kernel/good"),
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )
-    assert done.code == 0, done.err
+    assert done.code == 3, "somebody who named a driver is not told that all is well"
+    assert "nothing was rebuilt with docker: no Docker engine at" in done.error
+    assert "; nix: no Nix" in done.error
     rows = _rows(done)
     assert [row["driver"] for row in rows] == ["docker", "nix"]
     assert rows[0]["verdict"] == "SKIPPED"
@@ -385,6 +396,37 @@ def test_accept_after_a_rebuild_only(small: Checkout) -> None:
     assert done.code == 1
     assert "kernel/x: not the expected bytes" in done.error
     assert (small.root / "artifact/expected/binaries.json").read_text() == accepted
+
+
+@pytest.mark.boot
+def test_what_takes_long_is_rebuilt_and_accepted_with_full_only(small: Checkout) -> None:
+    """On an empty cache the default set neither builds it nor says that it was compared."""
+    small.add_recipe("dear", "echo made >/out/out\n", minutes=9)
+    small.add_recipe("cheap", "echo made >/out/out\n")
+    accepted = (small.root / "artifact/expected/binaries.json").read_text()
+    done = small.run("verify", "--accept", "--rebuild")
+    assert done.code == 2
+    assert "--rebuild: kernel/dear changed, which only --full rebuilds: add it" in done.error
+    assert (small.root / "artifact/expected/binaries.json").read_text() == accepted
+    assert small.run("verify", "--accept", "--rebuild", "--full").code == 0
+
+    shutil.rmtree(small.cache / "artifacts")
+    done = small.run("verify")
+    assert done.code == 0, done.err
+    (row,) = (row for row in _rows(done) if row["artifact"] == "kernel/dear")
+    assert (row["verdict"], row["reason"]) == (
+        "SKIPPED",
+        "not in this cache: --full builds it and compares",
+    )
+    assert not list((small.cache / "artifacts").glob("kernel-dear-*"))
+    done = small.run("verify", "--full")
+    assert {row["verdict"] for row in _rows(done)} == {"MATCH"}
+    assert not list((small.cache / "artifacts").glob("kernel-dear-*")), "built once, not twice"
+    (recipes_file := small.root / "kernel" / "recipe.toml").write_text(
+        recipes_file.read_text().replace("[cheap]", '[cheap]\nneeds = ["kernel/dear"]')
+    )
+    done = small.run("verify", "--artifact", "kernel/cheap")
+    assert "about 0 min each on 2 cores, after about 9 min for what these need" in done.err
 
 
 @pytest.mark.boot

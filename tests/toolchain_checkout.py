@@ -244,11 +244,13 @@ class Checkout:
         lines = ["\t".join(row) for row in [HEADER, *self.rows]]
         (self.root / "toolchain" / "debian.lock").write_text("\n".join(lines) + "\n")
 
-    def add_recipe(self, name: str, script: str, outputs: Sequence[str] = ("out",)) -> None:
-        """Declare the artifact kernel/NAME, built by `script`."""
+    def add_recipe(
+        self, name: str, script: str, outputs: Sequence[str] = ("out",), minutes: float = 0.1
+    ) -> None:
+        """Declare the artifact kernel/NAME, built by `script`; minutes: what it says to take."""
         (self.root / "kernel" / f"{name}.sh").write_text(script)
         with (self.root / "kernel" / "recipe.toml").open("a") as recipes:
-            recipes.write(f'[{name}]\nscript = "{name}.sh"\nminutes = 0.1\n')
+            recipes.write(f'[{name}]\nscript = "{name}.sh"\nminutes = {minutes}\n')
             recipes.write(f"outputs = [{', '.join(repr(output) for output in outputs)}]\n")
 
     def environment(self, **changes: str) -> dict[str, str]:

@@ -43,7 +43,7 @@ def entry(name: str, inputs: object, make: Callable[[Path], None]) -> Path:
     directory with plain files.  Raises EnvironmentUnfit when the cache cannot be written.
     """
     key = key_of(inputs)
-    final = cache_dir() / "artifacts" / f"{name.replace('/', '-')}-{key[:16]}"
+    final = _place(name, key)
     anew = _is_off() and final not in _fresh
     if not anew and final.is_dir() and not _damage(final, key):
         with contextlib.suppress(OSError):  # a cache that is read only is used all the same
@@ -64,6 +64,18 @@ def entry(name: str, inputs: object, make: Callable[[Path], None]) -> Path:
             )
         _fresh.add(final)
     return final
+
+
+def has(name: str, inputs: object) -> bool:
+    """Whether `entry` would find this one, here or in an unpacked bundle; no byte is checked."""
+    final = _place(name, key_of(inputs))
+    if _is_off():
+        return final in _fresh
+    return final.is_dir() or bundled.entry(final.name) is not None
+
+
+def _place(name: str, key: str) -> Path:
+    return cache_dir() / "artifacts" / f"{name.replace('/', '-')}-{key[:16]}"
 
 
 def manifest(directory: Path) -> dict[str, str]:

@@ -139,7 +139,7 @@ class Program(invoke.program.Program):
         return words
 
     def _refuse_missing_values(self, words: Sequence[str]) -> None:
-        """Refuse an option that may be repeated and has no value: invoke takes it for none given."""
+        """Refuse an option that may be repeated and has no value; invoke takes it for absent."""
         for word, following in itertools.pairwise([*words, "--"]):
             for flags in (verb.flags for verb in self.tasks if word in verb.flags):
                 if flags[word].kind is list and following.startswith("-"):

@@ -123,6 +123,17 @@ def build(artifact: str) -> Path:
     return cache.entry(artifact, decided, lambda out: _run(recipe, needed, out))
 
 
+def to_build(artifact: str) -> list[Recipe]:
+    """Return what `build` of this artifact would have to make, needed ones first."""
+    recipe = recipes()[artifact]
+    missing = {each.artifact: each for need in recipe.needs for each in to_build(need)}
+    if not missing:
+        needed = {need: cache.manifest(build(need)) for need in recipe.needs}
+        if cache.has(artifact, inputs(recipe, needed)):
+            return []
+    return [*missing.values(), recipe]
+
+
 def inputs(recipe: Recipe, needed: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Return everything that decides the artifact's bytes, as a JSON document.
 
