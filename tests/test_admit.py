@@ -302,6 +302,7 @@ def commit(*, changes_runs: bool) -> str | None:
     return None
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git on this machine")
 @pytest.mark.parametrize("known", [True, False])
 def test_results_of_another_commit(results: Path, known: bool) -> None:
     other = commit(changes_runs=True) if known else "0" * 40

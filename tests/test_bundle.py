@@ -203,6 +203,7 @@ def test_a_signature_of_somebody_else(tmp_path: Path, key: Path) -> None:
 # --- refusals of the verb -----------------------------------------------------------------------
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git on this machine")
 def test_a_changed_clone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
