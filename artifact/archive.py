@@ -30,16 +30,9 @@ NAMESPACE = "bananaos-artifact"
 _LEVEL = 9
 _THREADS = 2
 """A constant: with other numbers of threads zstd cuts its input elsewhere."""
-_IN_USE = (
-    "results",
-    "report",
-    ".venv",
-    "__pycache__",
-    ".pytest_cache",
-    ".mypy_cache",
-    ".ruff_cache",
-)
-"""What using an unpacked bundle leaves in it."""
+_IN_USE = ("results", "report", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+"""What using an unpacked bundle leaves at its top."""
+_COMPILED = "__pycache__"
 
 
 @dataclass(frozen=True)
@@ -176,8 +169,12 @@ def _folder(path: Path) -> tuple[dict[str, str], bytes | None, bytes | None]:
     found: dict[str, str] = {}
     try:
         for file in _files(path):
+            name = str(file.relative_to(path))
+            if file.is_symlink():  # whose bytes are those of some other file
+                found[name] = "none: a symbolic link"
+                continue
             with file.open("rb") as stream:
-                found[str(file.relative_to(path))] = _digest(stream)
+                found[name] = _digest(stream)
         manifest, signature = (
             (path / name).read_bytes() if (path / name).is_file() else None
             for name in (MANIFEST, SIGNATURE)
@@ -190,9 +187,13 @@ def _folder(path: Path) -> tuple[dict[str, str], bytes | None, bytes | None]:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    for directory, directories, names in os.walk(root):
-        directories[:] = [name for name in directories if name not in _IN_USE]
-        yield from (Path(directory, name) for name in names)
+    """Every file but what using the folder leaves there; a link to a folder counts as a file."""
+    for where, directories, names in os.walk(root):
+        directory = Path(where)
+        left = (*_IN_USE, _COMPILED) if directory == root else (_COMPILED,)
+        directories[:] = [name for name in directories if name not in left]
+        links = [name for name in directories if (directory / name).is_symlink()]
+        yield from (directory / name for name in (*names, *links))
 
 
 def _read_manifest(path: Path, manifest: bytes) -> Mapping[str, str]:

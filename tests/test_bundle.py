@@ -117,6 +117,26 @@ def test_a_file_that_nobody_named(packed: Path, tmp_path: Path) -> None:
         archive.check(folder)
 
 
+def test_a_name_that_use_leaves_at_the_top_hides_nothing_elsewhere(
+    packed: Path, tmp_path: Path
+) -> None:
+    folder = unpack(packed, tmp_path)
+    (folder / "a" / "results").mkdir()
+    (folder / "a" / "results" / "more").touch()
+    (folder / "linked").symlink_to(tmp_path)
+    with pytest.raises(Differs, match=r"a/results/more: not in .*; linked: not in MANIFEST"):
+        archive.check(folder)
+
+
+def test_a_link_in_the_place_of_a_file(packed: Path, tmp_path: Path) -> None:
+    """Its bytes are right today, and somebody else's tomorrow."""
+    folder = unpack(packed, tmp_path)
+    (folder / "inv").rename(tmp_path / "inv")
+    (folder / "inv").symlink_to(tmp_path / "inv")
+    with pytest.raises(Differs, match=r"inv: changed: sha256 none: a symbolic link, expected"):
+        archive.check(folder)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
