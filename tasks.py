@@ -439,10 +439,11 @@ def image(_: Context, out: str, tree: str = "build") -> None:
 @task(group="Build", help={"nix": "also put trees and sources into the Nix store, for flake.nix"})
 def fetch(_: Context, nix: bool = False) -> None:
     """Download every locked package, source and model that is not in the cache."""
+    from toolchain.lock import trees
     from toolchain.rootfs import fetch_tree
     from toolchain.sources import source, sources
 
-    for tree in ("build", "guest"):
+    for tree in dict.fromkeys(("build", "guest", *trees())):  # without the first two nothing runs
         fetch_tree(tree)
     for name in sources():
         source(name)
@@ -456,12 +457,20 @@ def fetch(_: Context, nix: bool = False) -> None:
     group="Build",
     help={
         "out": "the archive (default: bananaos-artifact-COMMIT.tar.zst)",
+        "results": "a results folder to pack, whose runs the report page in it judges",
         "sign": "private key of ssh-keygen to sign the manifest with",
         "check": "instead: hold this bundle, packed or unpacked, against its manifest",
         "signers": "with --check: allowed-signers file; the signature must be there and be good",
     },
 )
-def bundle(_: Context, out: str = "", sign: str = "", check: str = "", signers: str = "") -> None:
+def bundle(
+    _: Context,
+    out: str = "",
+    results: str = "",
+    sign: str = "",
+    check: str = "",
+    signers: str = "",
+) -> None:
     """Pack all that a rebuild and a run need, offline; or check such an archive.
 
     Exit codes: 0 done, 1 a file differs from the manifest, 2 usage, 3 environment unfit, 4 not a
@@ -470,13 +479,17 @@ def bundle(_: Context, out: str = "", sign: str = "", check: str = "", signers: 
     from artifact import bundle as room
 
     if check:
-        if out or sign:
+        if out or sign or results:
             raise UsageError("--check goes with --signers only")
         room.check(Path(check), Path(signers) if signers else None)
     elif signers:
         raise UsageError("--signers goes with --check only")
     else:
-        room.bundle(Path(out) if out else None, Path(sign) if sign else None)
+        room.bundle(
+            Path(out) if out else None,
+            Path(sign) if sign else None,
+            Path(results) if results else None,
+        )
 
 
 @task(group="Build", words="out", help={"out": "the file to write (CycloneDX JSON)"})

@@ -1,29 +1,34 @@
 """`./inv bundle`: one archive with all that a rebuild, a run and a check need, offline.
 
 Promise: this repository at its commit, every locked package and source, the Python packages, the
-prebuilt artifacts, the calibration, the bill of materials and the licences, in an archive whose
-bytes depend on these alone.  An unpacked one needs no network (toolchain/bundled.py).
+prebuilt artifacts, the calibration, the bill of materials, the licences, the report page, the
+appendix and the runs of a results folder that was named, in an archive whose bytes depend on these
+alone.  An unpacked one needs no network (toolchain/bundled.py).
 Limit: made from a clean clone only; the Python packages are those for PYTHONS on x86-64.
 """
 
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import schemas
-from artifact import archive, sbom
+from analysis import analyze
+from analysis.collect import INDEX
+from artifact import appendix, archive, sbom
 from artifact.archive import Member
 from board.cell import Definitions
 from board.models import model
 from board.virtual.calibrate import calibration_entry
 from board.virtual.machine import default_machine
+from schemas.record import RUNS
 from toolchain import bundled, recipe
 from toolchain.command import run
 from toolchain.errors import EnvironmentUnfit, UsageError, cannot_write
 from toolchain.fetch import downloads_dir
-from toolchain.lock import read_lock
+from toolchain.lock import read_lock, trees
 from toolchain.paths import REPO, cache_dir
 from toolchain.rootfs import fetch_tree
 from toolchain.say import say
@@ -35,9 +40,10 @@ PYTHONS = ("3.11", "3.12", "3.13")
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_5_x86_64")
 
 
-def bundle(path: Path | None, key: Path | None) -> None:
+def bundle(path: Path | None, key: Path | None, results: Path | None = None) -> None:
     """Write the bundle to `path` (default: by its commit) and print its name, size and sha256.
 
+    results: a results folder whose runs are packed, and judged in the report page.
     Raises UsageError for a clone with changes, EnvironmentUnfit without Git or room, and what
     fetching and building raise.
     """
@@ -48,15 +54,17 @@ def bundle(path: Path | None, key: Path | None) -> None:
         raise UsageError(f"--out {path}: there is no folder {path.parent}")
     if key is not None and not key.is_file():
         raise UsageError(f"--sign {key}: no such key; ssh-keygen makes one")
+    reading = [*_results(results), *_report(results)]  # said now, not after minutes
     say(f"bundle: {path}; about 1.6 GB, 2 minutes where everything is built")
     wheels = _wheels()
     members = [
-        Member(f"{bundled.FOLDER.name}/{bundled.COMMIT}", f"{commit}\n".encode()),
+        _brought(bundled.COMMIT, f"{commit}\n".encode()),
         *_repository(),
         *_below(bundled.DOWNLOADS, _downloads()),
         *_below(bundled.WHEELS, wheels),
         *_artifacts(),
         *_supply(commit, wheels),
+        *reading,
     ]
     sha256 = archive.write(path, top, members, key)
     print(f"{sha256}  {path}")
@@ -107,12 +115,12 @@ def _repository() -> Iterator[Member]:
 
 def _below(folder: str, files: list[Path]) -> Iterator[Member]:
     for file in files:
-        yield Member(f"{bundled.FOLDER.name}/{folder}/{file.name}", file)
+        yield _brought(f"{folder}/{file.name}", file)
 
 
 def _downloads() -> list[Path]:
     packages = read_lock()
-    for tree in dict.fromkeys(package.tree for package in packages):
+    for tree in trees():
         fetch_tree(tree)
     files = {downloads_dir() / package.sha256 for package in packages}
     return sorted(files | {source(name) for name in sources()})
@@ -145,10 +153,34 @@ def _wheels() -> list[Path]:
 
 def _supply(commit: str, wheels: list[Path]) -> Iterator[Member]:
     """The bill of materials, and each licence text that a Debian package came with."""
-    folder = f"{bundled.FOLDER.name}/{bundled.SUPPLY}"
-    yield Member(f"{folder}/{BILL}", sbom.bill(commit, wheels))
+    yield _brought(f"{bundled.SUPPLY}/{BILL}", sbom.bill(commit, wheels))
     for name, path in sbom.licence_texts().items():
-        yield Member(f"{folder}/licences/{name}", path)
+        yield _brought(f"{bundled.SUPPLY}/licences/{name}", path)
+
+
+def _results(folder: Path | None) -> Iterator[Member]:
+    """All runs of a results folder, invalid ones, too, and of which experiment each cell is."""
+    if folder is None:
+        return
+    for file in (folder / INDEX, *sorted((folder / RUNS).glob("*/*"))):
+        yield _brought(f"{bundled.RESULTS}/{file.relative_to(folder)}", file)
+
+
+def _report(results: Path | None) -> Iterator[Member]:
+    """The report page with its tables and figures, and the appendix."""
+    folders = [] if results is None else [results]
+    analysis = analyze.analysed(folders, skip_invalid=True, any_commit=True)
+    with tempfile.TemporaryDirectory(prefix="bananaos-report-") as place:
+        analyze.write(analysis, Path(place))
+        for file in sorted(path for path in Path(place).rglob("*") if path.is_file()):
+            yield _brought(f"{bundled.REPORT}/{file.relative_to(place)}", file.read_bytes())
+    text = appendix.markdown()
+    yield _brought(f"{bundled.REPORT}/appendix.md", text.encode())
+    yield _brought(f"{bundled.REPORT}/appendix.pdf", appendix.pdf(text))
+
+
+def _brought(name: str, content: Path | bytes, *, executable: bool = False) -> Member:
+    return Member(f"{bundled.FOLDER.name}/{name}", content, executable)
 
 
 def _artifacts() -> Iterator[Member]:
@@ -158,5 +190,5 @@ def _artifacts() -> Iterator[Member]:
     entries.append(calibration_entry(default_machine()))
     for directory in entries:
         for file in sorted(directory.iterdir()):
-            name = f"{bundled.FOLDER.name}/{bundled.ARTIFACTS}/{directory.name}/{file.name}"
-            yield Member(name, file, executable=os.access(file, os.X_OK))
+            name = f"{bundled.ARTIFACTS}/{directory.name}/{file.name}"
+            yield _brought(name, file, executable=os.access(file, os.X_OK))

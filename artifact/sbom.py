@@ -33,7 +33,7 @@ from board.models import FILE
 from toolchain import cache, recipe
 from toolchain.docker_driver import image_digests
 from toolchain.errors import InvalidData, cannot_read
-from toolchain.lock import Package, read_lock
+from toolchain.lock import Package, read_lock, trees
 from toolchain.paths import REPO
 from toolchain.rootfs import rootfs, tree_key
 from toolchain.sources import DEBIAN, Source, sources
@@ -58,7 +58,7 @@ def bill(commit: str, wheels: Sequence[Path]) -> bytes:
         *(package_component(group) for group in _packages().values()),
         *(_source(pin) for pin in sources().values()),
         *(wheel_component(path) for path in wheels),
-        *(_tree(tree) for tree in _trees()),
+        *(_tree(tree) for tree in trees()),
         *_built(),
     ]
     document = {
@@ -266,10 +266,6 @@ def wheel_component(path: Path) -> Component:
         "licenses": licences(wheel_licences(metadata) or ["not stated"]),
         "purl": f"pkg:pypi/{_quoted(package.lower())}@{_quoted(version)}",
     }
-
-
-def _trees() -> list[str]:
-    return list(dict.fromkeys(package.tree for package in read_lock()))
 
 
 def _tree(tree: str) -> Component:

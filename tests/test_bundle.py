@@ -7,6 +7,7 @@ Limit: the real bundle has 1.6 GB; making one and a run from it is for the hand 
 
 import hashlib
 import io
+import json
 import shutil
 import subprocess
 import tarfile
@@ -14,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import synthetic
 import zstandard
 from toolchain_checkout import Checkout, Mirror, make_checkout, names, small_deb
 
+from analysis import analyze
 from artifact import archive, bundle
 from artifact.archive import MANIFEST, SIGNATURE, Member
 from toolchain import bundled
@@ -253,6 +256,40 @@ def test_an_unpacked_bundle_makes_no_bundle(
 def test_what_to_check_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         bundle.check(tmp_path / "nothing", None)
+
+
+# --- what a committee reads first ----------------------------------------------------------------
+
+
+def test_runs_are_packed_with_their_page(tmp_path: Path) -> None:
+    """Unpacked, they are a results folder that gives the same verdicts."""
+    results = tmp_path / "results"
+    cells = [synthetic.cell(policy, 2, seed) for policy in ("baseline", "vhot") for seed in (1, 2)]
+    synthetic.write(results, [synthetic.record(cell) for cell in cells])
+    made = [[*bundle._results(results), *bundle._report(results)] for _ in range(2)]
+    sums = [archive.write(tmp_path / str(n), "top", members) for n, members in enumerate(made)]
+    assert sums[0] == sums[1]
+    folder = unpack(tmp_path / "0", tmp_path) / "bundle"
+    assert (folder / "report" / "appendix.pdf").read_bytes().startswith(b"%PDF")
+    again = analyze.analysed([folder / "results"], skip_invalid=True, any_commit=True)
+    page = (folder / "report" / "index.html").read_text()
+    assert again.document["runs"]["valid"] == 4
+    assert "4 valid runs" in page
+    assert json.loads((folder / "report" / "verdicts.json").read_text()) == again.document
+
+
+def test_without_runs_the_page_audits_the_printed_numbers() -> None:
+    names = {member.name for member in (*bundle._results(None), *bundle._report(None))}
+    assert {"bundle/report/index.html", "bundle/report/appendix.md"} <= names
+    assert not any(name.startswith("bundle/results/") for name in names)
+
+
+def test_what_is_no_results_folder_is_not_packed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        list(bundle._report(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidData, match=r"index\.json"):
+        list(bundle._report(tmp_path / "empty"))
 
 
 # --- an unpacked bundle, offline ----------------------------------------------------------------

@@ -247,7 +247,9 @@ def _two_trees(checkout: Checkout) -> None:
 
 
 def test_the_verb_fetches_all_trees(checkout: Checkout) -> None:
+    """Also what only `verify` or a board needs: whoever fetches goes offline next."""
     _two_trees(checkout)
+    checkout.add_package("p-hostile", small_deb("p-hostile"), "hostile")
     done = checkout.run("fetch")
     assert done.code == 0, done.err
     assert names(checkout.downloads) == {row[-1] for row in checkout.rows}

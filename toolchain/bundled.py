@@ -5,6 +5,8 @@
     bundle/artifacts/<entry>/      prebuilt artifacts, as in the cache
     bundle/wheels/                 what ./inv installs, instead of asking a package index
     bundle/supply/                 bill of materials and licence texts, for the reader only
+    bundle/report/                 the report page and the appendix, for the reader only
+    bundle/results/                runs, if some were packed: ./inv analyze bundle/results
 
 Promise: nothing is taken that does not have the sha256 that was asked for; a plain clone has no
 such folder and goes its own way.
@@ -20,7 +22,7 @@ from toolchain.paths import REPO
 
 FOLDER = REPO / "bundle"
 DOWNLOADS, ARTIFACTS, WHEELS, COMMIT = "downloads", "artifacts", "wheels", "commit"
-SUPPLY = "supply"
+SUPPLY, REPORT, RESULTS = "supply", "report", "results"
 
 
 def take_download(sha256: str, target: Path) -> bool:

@@ -37,7 +37,7 @@ from docker.models.containers import Container
 from toolchain import cache
 from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError
 from toolchain.image import COPY_BYTES, Config, Digest, Image, tree_entries, write, write_layer
-from toolchain.lock import read_lock
+from toolchain.lock import trees
 from toolchain.paths import REPO, cache_dir
 from toolchain.rootfs import ENVIRONMENT, SOURCE_DATE_EPOCH, rootfs, tree_key
 from toolchain.say import say
@@ -120,9 +120,8 @@ def write_image(tree: str, path: Path) -> None:
 
     Raises UsageError for a tree that is none, EnvironmentUnfit for a path that cannot be written.
     """
-    trees = list(dict.fromkeys(package.tree for package in read_lock()))
-    if tree not in trees:
-        raise UsageError(f"--tree {tree}: expected one of {', '.join(trees)}")
+    if tree not in (known := trees()):
+        raise UsageError(f"--tree {tree}: expected one of {', '.join(known)}")
     temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("wb") as out:

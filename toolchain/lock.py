@@ -61,6 +61,11 @@ def read_lock(path: Path = LOCK) -> list[Package]:
     return packages
 
 
+def trees() -> list[str]:
+    """Return the names of the locked trees, in file order; raises as read_lock does."""
+    return list(dict.fromkeys(package.tree for package in read_lock()))
+
+
 def _parse_row(row: list[str], header: list[str]) -> Package:
     if len(row) != len(header) or not all(row):
         raise ValueError(f"{len(row)} columns {row}, expected {len(header)}, none of them empty")
