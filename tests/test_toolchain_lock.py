@@ -204,6 +204,21 @@ def test_a_mirror_that_went_back_says_so(checkout: Checkout, archive: Archive) -
     assert lock(checkout)[1] == ["moved   build first all 1.0 -> 0.9 (older!)"]
 
 
+def test_lock_and_pins_change_together_or_not_at_all(checkout: Checkout, archive: Archive) -> None:
+    archive.has("first", "2.0", small_deb("first", b"two"))
+    archive.source = ("1.1", b"new")
+    archive.publish()
+    before = state(checkout)
+    for name in ("debian.new", "sources.new"):
+        (checkout.root / "toolchain" / name).mkdir()  # what is to be written there cannot be
+        code, _, error = lock(checkout, "--accept")
+        assert code == 3
+        assert f"{name}: cannot write: Is a directory; nothing changed" in error
+        assert state(checkout) == before
+        (checkout.root / "toolchain" / name).rmdir()
+    assert lock(checkout, "--accept")[0] == 0
+
+
 def test_another_content_of_a_locked_version_is_tampering(
     checkout: Checkout, archive: Archive
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from toolchain.errors import EnvironmentUnfit, InvalidData
+from toolchain.errors import InvalidData
 from toolchain.paths import REPO
 
 LOCK = REPO / "toolchain" / "debian.lock"
@@ -79,15 +79,10 @@ def _parse_row(row: list[str], header: list[str]) -> Package:
     return Package(tree, name, architecture, version, archive, pool_path, int(size), sha256)
 
 
-def write_lock(packages: Iterable[Package], path: Path = LOCK) -> None:
-    """Write the lock, sorted, atomically; raises EnvironmentUnfit in an unwritable checkout."""
+def lock_text(packages: Iterable[Package]) -> str:
+    """Return the lock of these packages, sorted."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")
     writer.writerow(field.name for field in fields(Package))
     writer.writerows(astuple(package) for package in sorted(packages))
-    temporary = path.with_suffix(".new")
-    try:
-        temporary.write_text(text.getvalue(), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as exc:
-        raise EnvironmentUnfit(f"{path}: cannot write: {exc.strerror}; nothing changed") from exc
+    return text.getvalue()

@@ -8,11 +8,13 @@ be accepted.  Lock and source pins change together and only when told to.
 Limit: needs a Debian host (apt-get and the archive's keyring); using the lock does not.
 """
 
+import contextlib
 import fnmatch
+import functools
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,10 @@ from debian.debian_support import Version
 
 from toolchain.command import CommandFailed, run
 from toolchain.errors import Differs, EnvironmentUnfit, InvalidData, UsageError
-from toolchain.lock import WANTED, Package, read_lock, write_lock
+from toolchain.lock import LOCK, WANTED, Package, lock_text, read_lock
 from toolchain.mirror import find_mirrors
 from toolchain.say import say
-from toolchain.sources import Source, replace_pin, sources
+from toolchain.sources import SOURCES, Source, sources, with_pin
 from toolchain.tomlfile import read_toml
 
 # apt-get -s prints: Inst NAME[:ARCH] (VERSION Debian:13.8/stable [ARCH])
@@ -68,10 +70,27 @@ def lock(accept: bool) -> None:
             f"the mirror has moved on: {len(lines)} differences; nothing was changed; "
             "./inv lock --accept takes them, ./inv verify --accept then the new bytes"
         )
-    for pin in after.sources:
-        replace_pin(pin)
-    write_lock(after.packages)
+    pins = functools.reduce(with_pin, after.sources, SOURCES.read_text(encoding="utf-8"))
+    _replace({LOCK: lock_text(after.packages), SOURCES: pins})
     say("lock: written; next: ./inv verify --accept, which builds all anew, and ./inv test")
+
+
+def _replace(texts: Mapping[Path, str]) -> None:
+    """Give the files these contents, all of them or none; raises EnvironmentUnfit."""
+    new = {path: path.with_suffix(".new") for path in texts}
+    try:
+        for path, text in texts.items():
+            new[path].write_text(text, encoding="utf-8")
+        for path, temporary in new.items():
+            temporary.replace(path)
+    except OSError as exc:
+        for temporary in new.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        raise EnvironmentUnfit(
+            f"{exc.filename}: cannot write: {exc.strerror}; nothing changed; see to it and run the "
+            "same command again"
+        ) from exc
 
 
 def difference(before: Resolved, after: Resolved) -> list[str]:

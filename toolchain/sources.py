@@ -16,7 +16,7 @@ from pathlib import Path
 from toolchain import bundled, fetch, mirror
 from toolchain.cache import exclusive, remove_tree
 from toolchain.command import CommandFailed, run
-from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError, cannot_read, cannot_write
+from toolchain.errors import InvalidData, UsageError, cannot_read, cannot_write
 from toolchain.paths import REPO
 from toolchain.say import say
 from toolchain.tomlfile import read_toml
@@ -61,9 +61,8 @@ def sources() -> dict[str, Source]:
     return found
 
 
-def replace_pin(pin: Source) -> None:
-    """Write a Debian source's pin into sources.toml in place of the old one, comments kept."""
-    text = SOURCES.read_text(encoding="utf-8")
+def with_pin(text: str, pin: Source) -> str:
+    """Return the text of sources.toml with a Debian source's pin in place of its old one."""
     start = re.search(rf"^\[{re.escape(pin.name)}\].*$", text, re.MULTILINE)
     assert start is not None, f"{pin.name} was read from this file"
     end = text.find("\n[", start.end())
@@ -72,13 +71,7 @@ def replace_pin(pin: Source) -> None:
         value = getattr(pin, key)
         shown = str(value) if isinstance(value, int) else f'"{value}"'
         table = re.sub(rf"^{key} = .*$", lambda _: f"{key} = {shown}", table, flags=re.MULTILINE)  # noqa: B023
-    changed = text[: start.end()] + table + ("" if end < 0 else text[end:])
-    temporary = SOURCES.with_suffix(".new")
-    try:
-        temporary.write_text(changed, encoding="utf-8")
-        temporary.replace(SOURCES)
-    except OSError as exc:
-        raise EnvironmentUnfit(f"{SOURCES}: cannot write: {exc.strerror}; nothing changed") from exc
+    return text[: start.end()] + table + ("" if end < 0 else text[end:])
 
 
 def source(name: str) -> Path:
