@@ -541,12 +541,12 @@ def glossary(_: Context) -> None:
 @task(
     group="Develop",
     help={
-        "days": "artifacts that were not used for this many days go",
+        "days": "artifacts and trees that were not used for this many days go",
         "all": "the whole cache goes: everything is fetched and built anew",
     },
 )
 def clean(_: Context, days: int = 14, all: bool = False) -> None:
-    """Give back disk: old artifacts, damaged ones, packages that are locked no more.
+    """Give back disk: artifacts and trees of old, damaged ones, packages that are locked no more.
 
     Results and reports are never touched.
     """

@@ -51,16 +51,26 @@ def test_leftovers_and_what_is_locked_no_more(place: Path) -> None:
         "build/left/x",
         "artifacts/damaged-a-1/x",
         "rootfs/build-0123/etc/x",
+        "rootfs/build-0123.census",
+        "rootfs/build-4567/etc/x",
+        "rootfs/build-4567.census",
+        "rootfs/build-89ab.census",
+        "verify/elsewhere-x/userns-kernel-x/out/x",
+        "verify/progress.json",
         f"downloads/{'0' * 64}",
         f"downloads/{package}",
         f"downloads/{package}.part",
     ):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).touch()
+    then = time.time() - 15 * DAY_S
+    os.utime(place / "rootfs" / "build-4567.census", (then, then))
     clean.clean(14, everything=False)
     left = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     assert left == {
         "rootfs/build-0123/etc/x",
+        "rootfs/build-0123.census",
+        "verify/progress.json",
         f"downloads/{package}",
         f"downloads/{package}.part",
     }
@@ -74,6 +84,16 @@ def test_what_somebody_makes_is_left_alone(place: Path, capsys: pytest.CaptureFi
         clean.clean(0, everything=True)
     assert (place / "build" / "room-name-0123").is_dir()
     assert "room-name-0123: in use, left alone" in capsys.readouterr().err
+
+
+def test_what_verify_is_at_is_left_alone(place: Path) -> None:
+    left = place / "verify" / "elsewhere-x"
+    left.mkdir(parents=True)
+    with cache.exclusive("verify"):
+        clean.clean(14, everything=False)
+    assert left.is_dir()
+    clean.clean(14, everything=False)
+    assert not left.exists()
 
 
 def test_all_of_it(place: Path) -> None:

@@ -2,8 +2,8 @@
 
 Promise: results are never touched; what a running ./inv holds a lock on stays; each folder is
 removed with one line that says why and how large it was.  All of it can be made or fetched again.
-Limit: an artifact's use is known by the day, not by who asked for it: another checkout that shares
-this cache keeps what it used lately.
+Limit: the use of an artifact or a tree is known by the day, not by who asked for it: another
+checkout that shares this cache keeps what it used lately.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from toolchain.cache import MANIFEST, remove_tree
 from toolchain.errors import UsageError, cannot_write
 from toolchain.lock import read_lock
 from toolchain.paths import cache_dir
+from toolchain.rootfs import census_file
 from toolchain.say import say
 from toolchain.sources import sources
 
@@ -64,19 +65,30 @@ def _unneeded(before: float) -> Iterator[tuple[Path, str]]:
         for path in _below(root / place):
             if path.name.startswith((_DAMAGED, f".{_DAMAGED}")):
                 yield path, "set aside as damaged"
-    for path in _below(root / "artifacts"):
-        if not path.name.startswith((_DAMAGED, ".")) and (last_s := _used_s(path)) < before:
+    used_s = {path: _used_s(path / MANIFEST) for path in _below(root / "artifacts")}
+    for path in _below(root / "rootfs"):
+        if path.is_dir():
+            used_s[path] = _used_s(census_file(path))
+    for path, last_s in used_s.items():
+        if not path.name.startswith((_DAMAGED, ".")) and last_s < before:
             yield path, f"last used {(time.time() - last_s) / DAY_S:.0f} days ago"
+    for path in _below(root / "rootfs"):
+        if path.is_file() and not path.with_suffix("").is_dir():
+            yield path, "of a tree that is gone"
+    if _free(root / "verify"):
+        for path in _below(root / "verify"):
+            if path.is_dir():
+                yield path, "kept by ./inv verify for a look"
     wanted = {package.sha256 for package in read_lock()} | {s.sha256 for s in sources().values()}
     for path in _below(root / "downloads"):
         if path.name.removesuffix(".part") not in wanted and not path.name.startswith("."):
             yield path, "in neither debian.lock nor sources.toml"
 
 
-def _used_s(entry: Path) -> float:
-    """When an entry was last used: cache.py sets the time of its manifest."""
+def _used_s(mark: Path) -> float:
+    """When an entry was last used: whoever uses it sets the time of its manifest or census."""
     with contextlib.suppress(FileNotFoundError):
-        return (entry / MANIFEST).stat().st_mtime
+        return mark.stat().st_mtime
     return 0.0
 
 

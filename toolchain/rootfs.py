@@ -10,6 +10,7 @@ check for changes compares names, modes, sizes and times, not bytes.
 """
 
 import concurrent.futures
+import contextlib
 import fnmatch
 import hashlib
 import io
@@ -86,6 +87,8 @@ def rootfs(tree: str) -> Path:
     """
     final = cache_dir() / "rootfs" / f"{tree}-{tree_key(tree)[:16]}"
     if _is_unchanged(final):
+        with contextlib.suppress(OSError):  # a cache that is read only is used all the same
+            os.utime(census_file(final))  # clean.py removes what was not used for long
         return final
     with exclusive(f"rootfs-{final.name}"):
         if not _is_unchanged(final):
@@ -107,7 +110,7 @@ def _make(tree: str, final: Path) -> None:
     try:
         unpack(tree, root)
         # Before the tree: a tree without a census is none.
-        _census_file(final).write_text(_census(root))
+        census_file(final).write_text(_census(root))
         root.rename(final)
     except OSError as exc:
         raise cannot_write(final, exc) from exc
@@ -284,7 +287,7 @@ def _is_unchanged(final: Path) -> bool:
         return False
     if final not in _unchanged:
         try:
-            if _census_file(final).read_text() != _census(final):
+            if census_file(final).read_text() != _census(final):
                 return False
         except FileNotFoundError:  # of the census, or of what somebody removes just now
             return False
@@ -294,7 +297,8 @@ def _is_unchanged(final: Path) -> bool:
     return True
 
 
-def _census_file(final: Path) -> Path:
+def census_file(final: Path) -> Path:
+    """Where it is written down what a tree was made of; its time is that of the last use."""
     return final.with_name(f"{final.name}.census")
 
 
