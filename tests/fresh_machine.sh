@@ -48,6 +48,12 @@ if ! [ -e "$root/complete" ]; then
 		fail "debootstrap failed; its log: $root/debootstrap.log" 3
 	chroot "$root/machine" useradd --create-home --shell /bin/sh reviewer
 	echo "deb $archive $suite main" >"$root/machine/etc/apt/sources.list"
+	case $archive in
+	*/debian | */debian/) ;;
+	*) # of another distribution: its user does what the README says
+		echo "export BANANAOS_DEBIAN_MIRROR=$(mirror)" >"$root/machine/etc/profile.d/debian-mirror.sh"
+		;;
+	esac
 	touch "$root/complete"
 fi
 
