@@ -112,7 +112,7 @@ def _experiments(claims: Iterable[Claim]) -> str:
         told = [title, f"`{claim.command}`", f"{claim.minutes:g}", f"{claim.disk_mib:g}"]
         rows.setdefault((claim.experiment, claim.platform), told)
     return table(
-        ["", "what", "on", "command", f"minutes on {CORES} cores", "MiB"],
+        ["", "what", "on", "command", f"min, {CORES} cores", "MiB"],
         [[name, told[0], platform, *told[1:]] for (name, platform), told in sorted(rows.items())],
     )
 

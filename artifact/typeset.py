@@ -22,9 +22,10 @@ _HEAD = """\
   inset: (x: 3pt, y: 2.1pt))
 #show raw: set text(font: "DejaVu Sans Mono", size: 7.4pt)
 #show table: set text(size: 7.8pt)
+#show table: it => { show raw: set text(size: 6.4pt); it }
 #show table: set par(justify: false)
 #show table: it => block(above: 0.8em, below: 1em, it)
-#show heading.where(level: 1): it => align(center, block(below: 1em, text(size: 13pt, it.body)))
+#show heading.where(level: 1): it => align(center, block(below: 1em, text(size: 12pt, it.body)))
 #show heading.where(level: 2): it => block(above: 1em, below: 0.6em, text(size: 10.5pt, it.body))
 """
 _COLUMNS = {4: "(auto, 1fr, auto, 3.2cm)", 6: "(auto, 1fr, auto, auto, auto, auto)"}
