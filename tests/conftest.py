@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Docker and Nix take turns with the real tree, a minute or two: by the commit's number."""
     number = 0  # in an unpacked bundle, and without Git
     if shutil.which("git") is not None:
-        words = ["git", "-C", REPO, "rev-list", "--count", "HEAD"]
+        words = ["git", "-C", str(REPO), "rev-list", "--count", "HEAD"]
         done = subprocess.run(words, capture_output=True, text=True)
         number = int(done.stdout) if done.returncode == 0 else 0
     for item in items:
