@@ -47,9 +47,10 @@ NOT_RUN = "NOT-RUN"
 class Result:
     """What the runs say at one point; numbers are None where there is none, `note` says why.
 
-    estimate, low, high: a ratio with its 95 % interval; of an `explains` point the share explained
-    (without interval); of an exact point the value.  p: two-sided against no effect.  p_for: two-
-    sided against the bound, 1 on its wrong side.  p_against: that the claim is wrong here.
+    estimate, low, high: a ratio with its 95 % interval; of an `explains` point a difference in ns
+    (`note` says which); of an exact point the worst value and the range.  p: two-sided against no
+    effect.  p_for: two-sided against the bound, 1 on its wrong side.  p_against: that the claim is
+    wrong here.
     """
 
     label: str
