@@ -12,6 +12,7 @@ from typing import Any
 
 import schemas
 from analysis.collect import CollectedRun
+from analysis.tables import label
 from toolchain.paths import REPO
 
 EXPECTED = REPO / "artifact" / "expected" / "runs.json"
@@ -78,9 +79,12 @@ def _judged(runs: Iterable[CollectedRun]) -> list[CollectedRun]:
 
 def _what(run: CollectedRun) -> str:
     row = run.row
-    name = ";".join(run.experiments)
-    words = f"{name} {row['model']} {row['policy']} c={row['concurrency']} seed={row['seed']}"
-    return words if row["vlen_bits"] is None else f"{words} VLEN={row['vlen_bits']}"
+    words = [";".join(run.experiments), row["model"], label(row)]
+    words += [row["scope"]] if row["scope"] else []
+    words += [f"c={row['concurrency']}", f"seed={row['seed']}"]
+    words += [f"bystanders={row['bystanders']}"] if row["bystanders"] else []
+    words += [f"VLEN={row['vlen_bits']}"] if row["vlen_bits"] is not None else []
+    return " ".join(words)
 
 
 def _figures(run: CollectedRun) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic
 from fake_board import FakeBoard, definitions
 
 from analysis import expected_runs
@@ -52,6 +54,24 @@ def test_a_second_reproduction_is_equal_bit_for_bit(
     assert run(known, tmp_path / "two") == 0
     said = capsys.readouterr().out
     assert "cells of artifact/expected/runs.json: 3 of 3 equal, bit for bit\n" in said
+
+
+def test_a_line_tells_which_of_similar_cells_it_is(expected: Path) -> None:
+    (one,) = synthetic.matrix([1], policies=["vhot"], concurrencies=[2])
+    rows: list[dict[str, Any]] = [
+        {},
+        {"scope": "all"},
+        {"variant": "any-dirty"},
+        {"bystanders": 1},
+        {"seed": 2},
+    ]
+    runs = [
+        replace(one, row={**one.row, **row}, cell_hash=f"{number:012x}")
+        for number, row in enumerate(rows)
+    ]
+    lines = expected_runs.remember(runs)
+    assert len({line.partition(": ")[0] for line in lines}) == len(rows)
+    assert lines[2].startswith("E2 banana-tiny vhot any-dirty partial c=2 seed=1 VLEN=256: ")
 
 
 @pytest.mark.parametrize(
