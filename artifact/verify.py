@@ -520,7 +520,8 @@ class _Progress:
 
     def _key(self, artifact: str, driver: str) -> str:
         decided = binaries.inputs(artifact, binaries.needed(artifact))
-        return cache.key_of([artifact, driver, decided, EXPECTED.read_text()])
+        expected = binaries.read()["artifacts"].get(artifact)
+        return cache.key_of([artifact, driver, decided, expected])
 
     def get(self, artifact: str, driver: str) -> list[Row] | None:
         rows = self._done.get(self._key(artifact, driver)) if self._full else None
