@@ -30,9 +30,11 @@ from artifact import binaries, verify
 from artifact.explain import explain
 from toolchain import lock
 from toolchain.docker_driver import image_digests
+from toolchain.inside import DIRECTORY, run_inside
 from toolchain.paths import REPO, cache_dir
 from toolchain.recipe import recipes
 from toolchain.rootfs import rootfs
+from toolchain.sources import source
 
 ROWS = ("verdict", "driver", "artifact", "file")
 FAULTS = {
@@ -138,6 +140,34 @@ def test_the_cheap_ones_are_rebuilt_alike_under_hostile_conditions(tmp_path: Pat
 
 def _is_dear(artifact: str) -> bool:
     return artifact in recipes() and recipes()[artifact].minutes > verify.CHEAP_MINUTES
+
+
+@pytest.mark.boot
+def test_objects_of_llama_server_do_not_tell_where_they_were_made(tmp_path: Path) -> None:
+    """The whole of it is for --full, which once found that assertions carried absolute paths."""
+    own = recipes()["llama.cpp/server-riscv64"]
+    made = "common/CMakeFiles/llama-common.dir/log.cpp.o"
+    script = f"""sed '/^cmake --build/,$d' /recipe/{own.script} >configure.sh
+        sh -eu configure.sh {own.name}
+        ninja -C out {made}
+        cp out/{made} /out/log.o"""
+    objects: list[bytes] = []
+    for directory in (DIRECTORY, verify.hostile()[0].directory):
+        place = tmp_path / str(len(objects))
+        (place / "build").mkdir(parents=True)
+        (place / "out").mkdir()
+        run_inside(
+            ["sh", "-euc", script],
+            what="build an object of llama-server",
+            binds={f"/recipe/{name}": path for name, path in own.files().items()}
+            | {f"/src/{name}": source(name) for name in own.sources},
+            writable={directory: place / "build", "/out": place / "out"},
+            scratch=[directory],
+            directory=directory,
+        )
+        objects.append((place / "out" / "log.o").read_bytes())
+    assert b"/build/common/log.cpp" in objects[0], "nothing to be told"
+    assert objects[0] == objects[1]
 
 
 @pytest.mark.long
