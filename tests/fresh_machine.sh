@@ -7,6 +7,7 @@
 # archive instead, and no network at all.  COMMAND replaces `./inv reproduce` and `./inv test` (with
 # BUNDLE: `./inv reproduce`); the user's cache starts empty.  A machine that is there is used again.
 #   tests/fresh_machine.sh DIRECTORY '' './inv --list'       a command in a clone
+#   FRESH_KEEP=1                             the user's cache of the time before stays
 #   FRESH_SUITE=noble FRESH_MIRROR=URL   another release, another archive (default: this host's)
 #
 # Promise: the root is pivoted, nothing of the host is seen but its kernel, /dev and how it reaches
@@ -59,7 +60,8 @@ fi
 
 machine=$root/machine
 home=$machine$(chroot "$machine" getent passwd reviewer | cut --delimiter=: --fields=6)
-rm -rf "$home/bananaos" "$home/.cache"
+rm -rf "$home/bananaos"
+[ -n "${FRESH_KEEP:-}" ] || rm -rf "$home/.cache"
 if [ -n "$bundle" ]; then
 	network=--net
 	mkdir "$home/bananaos"

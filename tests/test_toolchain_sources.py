@@ -1,7 +1,9 @@
-"""Source archives from the machine's Debian archive: fetched once, checked, pinned completely."""
+"""Source archives, of Debian's archive and of an index: fetched once, checked, pinned whole."""
 
 import hashlib
+import io
 import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from toolchain_checkout import Mirror, names
 from toolchain import fetch, mirror, sources
 from toolchain.errors import EnvironmentUnfit, InvalidData
 
+METADATA = "Metadata-Version: 2.2\nName: q\nVersion: 1.0\n"
 CONTENT = os.urandom(100_000)
 POOL = "pool/main/q/q/q_1.0+ds.orig.tar.xz"
 PIN = {
@@ -74,3 +77,31 @@ def test_a_pin_is_complete(archive: Mirror, changes: dict[str, str | None]) -> N
     pin(changes)
     with pytest.raises(InvalidData, match="pool_path and size_bytes are for kind 'debian'"):
         sources.source("q")
+
+
+# --- what comes from a package index ------------------------------------------------------------
+
+
+def test_a_source_distribution_needs_no_program_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip asks its build backend for metadata; that one would look for CMake."""
+    project = '[build-system]\nrequires = []\nbuild-backend = "scikit_build_core.build"\n'
+    project += '[project]\nname = "q"\nversion = "1.0"\n'
+    index = tmp_path / "index"
+    index.mkdir()
+    with tarfile.open(index / "q-1.0.tar.gz", "w:gz") as sdist:
+        for name, text in (("pyproject.toml", project), ("PKG-INFO", METADATA)):
+            info = tarfile.TarInfo(f"q-1.0/{name}")
+            info.size = len(text)
+            sdist.addfile(info, io.BytesIO(text.encode()))
+    content = (index / "q-1.0.tar.gz").read_bytes()
+    monkeypatch.setattr(sources, "SOURCES", tmp_path / "sources.toml")
+    sha256 = f'"{hashlib.sha256(content).hexdigest()}"'
+    of_index = {"version": '"1.0"', "kind": '"sdist"', "pool_path": None, "size_bytes": None}
+    pin({**of_index, "sha256": sha256})
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", os.fspath(index))
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    assert sources.source("q").read_bytes() == content

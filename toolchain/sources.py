@@ -132,8 +132,13 @@ def _download(pin: Source, directory: Path) -> Path:
         run(
             [*argv, "--requirement", os.fspath(requirement)],
             what=f"download {pin.package} {pin.version} with pip",
-            # pip's own unpacking goes where there is room, not to a small /tmp
-            env={**os.environ, "TMPDIR": os.fspath(directory)},
+            env={
+                **os.environ,
+                # pip's own unpacking goes where there is room, not to a small /tmp
+                "TMPDIR": os.fspath(directory),
+                # scikit-build-core, which builds nothing here, looks for CMake: a plain host has none
+                "SKBUILD_WHEEL_CMAKE": "false",
+            },
         )
     except CommandFailed as exc:
         if "DO NOT MATCH THE HASHES" in str(exc):
