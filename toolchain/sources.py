@@ -136,7 +136,7 @@ def _download(pin: Source, directory: Path) -> Path:
                 **os.environ,
                 # pip's own unpacking goes where there is room, not to a small /tmp
                 "TMPDIR": os.fspath(directory),
-                # scikit-build-core, which builds nothing here, looks for CMake: a plain host has none
+                # scikit-build-core builds nothing here but looks for CMake; a plain host has none
                 "SKBUILD_WHEEL_CMAKE": "false",
             },
         )
