@@ -6,7 +6,7 @@
     bundle/wheels/                 what ./inv installs, instead of asking a package index
     bundle/supply/                 bill of materials and licence texts, for the reader only
     bundle/report/                 the report page and the appendix, for the reader only
-    bundle/results/                runs, if some were packed: ./inv analyze bundle/results
+    bundle/results/                runs, if some were packed (./inv analyze takes the folder)
 
 Promise: nothing is taken that does not have the sha256 that was asked for; a plain clone has no
 such folder and goes its own way.
