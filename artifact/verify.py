@@ -117,7 +117,7 @@ def verify(
     setting, words = hostile()
     _announce(names, only, full)
     rows: list[Row] = []
-    with cache.exclusive("verify"), _umask(0o077), _Progress(full) as progress:
+    with cache.exclusive("verify"), _umask(0o077), _Progress(full, whole=not only) as progress:
         expected = binaries.read()
         for artifact in _chosen(only):
             if artifact.startswith(f"{MODEL}/"):
@@ -502,9 +502,9 @@ def _umask(mask: int) -> Iterator[None]:
 class _Progress:
     """What an interrupted --full had done, for the next one with the same inputs."""
 
-    def __init__(self, full: bool) -> None:
+    def __init__(self, full: bool, *, whole: bool) -> None:
         self._path = cache_dir() / "verify" / "progress.json"
-        self._full = full
+        self._full, self._whole = full, whole
         self._done: dict[str, list[dict[str, str]]] = {}
 
     def __enter__(self) -> "_Progress":
@@ -515,7 +515,7 @@ class _Progress:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._full and kind is None:
+        if self._full and self._whole and kind is None:
             self._path.unlink(missing_ok=True)
 
     def _key(self, artifact: str, driver: str) -> str:

@@ -478,6 +478,8 @@ def test_full_goes_on_where_it_was_interrupted(small: Checkout) -> None:
     assert "verify: going on after 1 artifacts of an earlier --full" in said[1]
     assert "verify: kernel/a" not in said[1]
     assert "verify: kernel/b (userns)" in said[1]
+    assert small.run("verify", "--full", "--artifact", "kernel/a").code == 0
+    assert (small.cache / "verify" / "progress.json").exists(), "one is not all of them"
     (small.root / "kernel" / "b.sh").write_text("echo made >/out/out\n")
     assert small.run("verify", "--accept").code == 0
     done = small.run("verify", "--full")
