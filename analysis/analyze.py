@@ -15,6 +15,7 @@ from typing import Any
 
 import schemas
 from analysis import published, x86
+from analysis.accounting import accounting_table
 from analysis.admit import Admitted, admit
 from analysis.audit import result as audit_room
 from analysis.claims import read_claims
@@ -91,7 +92,8 @@ def analysed(
     split = [table for group in groups(admitted.runs) if (table := split_table(group))]
     aims = read_goals()
     reached = [table for group in groups(admitted.runs) if (table := goals_table(group, aims))]
-    made = [*tables(admitted.runs, cells, changes), *reached, *split, *_anovas(admitted)]
+    went = [table for group in groups(admitted.runs) if (table := accounting_table(group))]
+    made = [*tables(admitted.runs, cells, changes), *reached, *went, *split, *_anovas(admitted)]
     measured = x86.read_measured(folders)
     made += x86.tables(admitted.runs, measured, printed)
     drawn = [*figures(admitted.runs), *x86.figures(admitted.runs, measured, printed)]

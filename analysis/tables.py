@@ -367,7 +367,7 @@ def _change(treatment: Sample, control: Sample) -> str:
 
 def percent(ratio: float, decimals: int = 2) -> str:
     """A ratio as a change in per cent with its sign: 1.1 is +10.00 %."""
-    return f"{100 * (ratio - 1):+.{decimals}f} %".replace("-", MINUS)
+    return f"{100 * (ratio - 1):+z.{decimals}f} %".replace("-", MINUS)
 
 
 def shown(entry: Entry) -> str:
