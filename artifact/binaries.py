@@ -3,6 +3,7 @@
 Promise: every output of every recipe, every model and every pinned tree is in it with its sha256
 and with each input that decided it, so that a difference can be told from a change of inputs.
 Limit: it says nothing of test results (runs.json, verdicts.json), nor of what is built on demand.
+Of the container of x86-compare it has the tree and each file put above it, not the layer they make.
 """
 
 import hashlib
@@ -15,8 +16,9 @@ from typing import Any
 import schemas
 from board import models
 from board.cell import Definitions
-from toolchain import cache, recipe
+from toolchain import cache, lock, recipe
 from toolchain.docker_driver import image_digests
+from toolchain.errors import Differs
 from toolchain.image import layer_bytes, tree_entries
 from toolchain.nix_driver import busybox_digest
 from toolchain.paths import REPO
@@ -26,6 +28,8 @@ EXPECTED = REPO / "artifact" / "expected" / "binaries.json"
 MODEL = "model"
 BPF_MACHINE = 247
 EMBEDDED = "!bpf.o"
+OTHER_TREES = frozenset({"hostile", "x86"})
+"""What no recipe looks into: verify's clock and processor, and the container of x86-compare."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,10 @@ def artifacts() -> list[str]:
 
 
 def trees() -> list[str]:
-    """Return the pinned trees that builds see."""
+    """Return the pinned trees that builds see, and those of OTHER_TREES that there are."""
     known = [each for each in recipe.recipes().values() if not each.on_demand]
-    return sorted({"build", *(tree for each in known for tree in each.trees)})
+    seen = {"build", *(tree for each in known for tree in each.trees)}
+    return sorted(seen | (OTHER_TREES & set(lock.trees())))
 
 
 def inputs(artifact: str, needed: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -135,6 +140,27 @@ def needed(artifact: str) -> dict[str, dict[str, str]]:
     room, _, _ = artifact.partition("/")
     names = () if room == MODEL else recipe.recipes()[artifact].needs
     return {name: cache.manifest(recipe.build(name)) for name in names}
+
+
+def accepted(artifact: str, expected: Mapping[str, Any]) -> dict[str, str]:
+    """Return file -> sha256 of what binaries.json has of the artifact; no BPF object by itself."""
+    files = expected["artifacts"][artifact]["files"]
+    return {name: file["sha256"] for name, file in files.items() if not name.endswith(EMBEDDED)}
+
+
+def refuse_trees_of_others() -> None:
+    """Raise Differs when flake.nix, which reads binaries.json, asks for other trees than ours."""
+    known = read()
+    moved = [
+        tree
+        for tree in set(trees()) - OTHER_TREES
+        if known["trees"].get(tree, {}).get("layer_sha256") != image_digests(tree).layers_sha256[0]
+    ]
+    if moved or known["busybox_nar_sha256"] != busybox_digest():
+        raise Differs(
+            f"tree {', '.join(sorted(moved)) or 'build'}: the store has what this checkout's lock "
+            f"says, flake.nix asks for that of {EXPECTED.name}: ./inv verify --accept"
+        )
 
 
 def describe() -> dict[str, Any]:

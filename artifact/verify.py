@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from artifact.explain import explain
 from board import models
 from toolchain import cache, docker_driver, inside, recipe
 from toolchain.command import run
-from toolchain.errors import ArtifactError, Differs, EnvironmentUnfit, UsageError
-from toolchain.image import Digest, tree_entries, write, write_layer
+from toolchain.errors import ArtifactError, Differs, EnvironmentUnfit, UsageError, cannot_write
+from toolchain.fetch import sha256_file
+from toolchain.image import Digest, Entry, tree_entries, write, write_layer
 from toolchain.paths import REPO, cache_dir
 from toolchain.recipe import Setting
 from toolchain.rootfs import ENVIRONMENT, fetch_tree, rootfs, tree_inputs, unpack
@@ -44,6 +45,10 @@ OTHER_CPU = "/other-cpu"
 WRAPPER = REPO / "toolchain" / "other_cpu.sh"
 COMPILERS = ("cc", "gcc", "c++", "g++", "x86_64-linux-gnu-gcc", "x86_64-linux-gnu-g++")
 DIFFOSCOPE_S = 120.0
+EARLIER = "by the --full that this one goes on with"
+NAMED = 5
+"""How many members of a tree are named where it differs."""
+TREE_FILES = ("layer.tar", "config.json")
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ def hostile() -> tuple[Setting, dict[str, str]]:
     words = {
         "directory": f"{len(place)} characters, inside and outside of the tree",
         "user": "another name and home; its number is the caller's",
-        "umask": "077 outside, and on the checkout's files; inside it is fixed",
+        "umask": "077 outside; with namespaces on the checkout's files, too (docker and nix give "
+        "them modes of their own); inside it is fixed",
         "locale": "C (the tree has no other than C.UTF-8)",
         "timezone": setting.env["TZ"],
         "jobs": str(jobs),
@@ -114,14 +120,17 @@ def verify(
     used here, UsageError for an unknown name.
     """
     names = _named(drivers, only)
+    if json_file is not None and not json_file.parent.is_dir():
+        raise UsageError(f"--json {json_file}: no directory {json_file.parent}: make it first")
     setting, words = hostile()
     _announce(names, only, full)
     rows: list[Row] = []
+    broken: Broken = {}
     with cache.exclusive("verify"), _umask(0o077), _Progress(full, whole=not only) as progress:
         expected = binaries.read()
         for artifact in _chosen(only):
             if artifact.startswith(f"{MODEL}/"):
-                rows += _show(_rebuild(artifact, HOST, setting, expected))
+                rows += _show(_rebuild(artifact, HOST, setting, expected, broken))
         for name in names:
             refused = inside.refusal(name)
             inside.use(name)
@@ -132,16 +141,17 @@ def verify(
                     rows += _show(_without(artifact, name, SKIPPED, refused, expected))
                 elif not full and _takes_long(artifact):
                     rows += _show(_kept(artifact, name, expected))
-                elif (known := progress.get(artifact, name)) is not None:
+                elif (known := progress.get(artifact, name, expected)) is not None:
                     rows += _show(known)
                 else:
-                    rows += _show(_rebuild(artifact, name, setting, expected))
-                    progress.put(artifact, name, rows)
+                    own = _show(_rebuild(artifact, name, setting, expected, broken))
+                    progress.put(artifact, name, expected, own)
+                    rows += own
         if not only:
             for tree in binaries.trees():
-                rows += _show(_tree(tree, expected))
+                rows += _show(_or_not_built(f"tree/{tree}", HOST, expected, _tree))
             if "docker" in names and inside.refusal("docker") is None:
-                rows += _show(engine_image(expected))
+                rows += _show(_or_not_built("image/build", "docker", expected, _engine_image))
     if json_file is not None:
         document = {"schema_version": "1", "variation": words, "rows": [asdict(r) for r in rows]}
         schemas.write(json_file, document, "verify")
@@ -218,34 +228,50 @@ def _files_of(entry: Mapping[str, Any]) -> dict[str, str]:
 # --- one artifact -----------------------------------------------------------------------------
 
 
+Broken = dict[str, str]
+"""What could not be built for others, and why: it is not tried again."""
+
+
 def _rebuild(
-    artifact: str, driver: str, setting: Setting, expected: Mapping[str, Any]
+    artifact: str, driver: str, setting: Setting, expected: Mapping[str, Any], broken: Broken
 ) -> list[Row]:
     """Build the artifact anew in the setting, and compare."""
     place = _elsewhere() / f"{driver}-{artifact.replace('/', '-')}"
-    cache.remove_tree(place)
     out = place / "out"
-    out.mkdir(parents=True)
     say(f"verify: {artifact} ({driver})")
     try:
+        cache.remove_tree(place)
+        out.mkdir(parents=True)
         if driver == HOST:
             models.make(artifact.partition("/")[2], out)
         else:
             own = recipe.recipes()[artifact]
-            needed = {name: recipe.build(name) for name in own.needs}
+            needed = {name: _needed(name, broken) for name in own.needs}
             log = cache_dir() / "logs" / f"verify-{driver}-{artifact.replace('/', '-')}.log"
             if driver in inside.UNSHARE:  # the others give the checkout's files modes of their own
                 copies = _private_copies(own, place / "recipe")
                 setting = replace(setting, binds={**setting.binds, **copies})
             recipe.make(own, needed, out, place / "scratch", log, setting)
-    except ArtifactError as exc:
-        cache.remove_tree(place)
-        reason = str(exc).splitlines()[0]
+        rows = _compare(artifact, driver, out, expected)
+    except (ArtifactError, OSError) as exc:
+        failure = exc if isinstance(exc, ArtifactError) else cannot_write(place, exc)
+        with contextlib.suppress(OSError):
+            cache.remove_tree(place)
+        reason = str(failure).splitlines()[0]
         return _without(artifact, driver, NOT_BUILT, reason, expected)
-    rows = _compare(artifact, driver, out, expected)
     if all(row.verdict != DIFFER for row in rows):
         cache.remove_tree(place)
     return rows
+
+
+def _needed(artifact: str, broken: Broken) -> Path:
+    """Return the ordinary build of what another one needs, trying it once."""
+    if artifact not in broken:
+        try:
+            return recipe.build(artifact)
+        except ArtifactError as exc:
+            broken[artifact] = str(exc).splitlines()[0]
+    raise EnvironmentUnfit(f"it needs {artifact}: {broken[artifact]}")
 
 
 def _private_copies(own: recipe.Recipe, place: Path) -> dict[str, Path]:
@@ -299,11 +325,19 @@ def _not_accepted(other: Sequence[str]) -> str:
 
 
 def _other_inputs(artifact: str, expected: Mapping[str, Any]) -> list[str]:
-    """Return how the artifact's inputs differ from those that were accepted, in words."""
+    """Return how the artifact's inputs differ from those that were accepted, in words.
+
+    Nothing is built for it: what the artifact needs counts as accepted where its inputs are.
+    """
     known = expected["artifacts"].get(artifact)
     if known is None:
         return [f"{artifact} is new"]
-    return binaries.changes(known["inputs"], binaries.inputs(artifact, binaries.needed(artifact)))
+    needs = () if artifact.startswith(f"{MODEL}/") else recipe.recipes()[artifact].needs
+    others = [other for need in needs for other in _other_inputs(need, expected)]
+    if others:
+        return others
+    files = {need: binaries.accepted(need, expected) for need in needs}
+    return binaries.changes(known["inputs"], binaries.inputs(artifact, files))
 
 
 def _all_other_inputs(only: Sequence[str], expected: Mapping[str, Any]) -> list[str]:
@@ -365,9 +399,24 @@ def _diffoscope(expected: Path, found: Path) -> str:
 # --- trees and images -------------------------------------------------------------------------
 
 
-def _tree(tree: str, expected: Mapping[str, Any]) -> list[Row]:
-    """Unpack the tree anew, elsewhere, and compare the digests of its image."""
-    name = f"tree/{tree}"
+def _or_not_built(
+    name: str,
+    driver: str,
+    expected: Mapping[str, Any],
+    compare: Callable[[str, Mapping[str, Any]], list[Row]],
+) -> list[Row]:
+    """The rows of a tree or its image; a row with the reason where they cannot be had."""
+    try:
+        return compare(name, expected)
+    except (EnvironmentUnfit, OSError) as exc:  # an altered package ends it all
+        failure = exc if isinstance(exc, EnvironmentUnfit) else cannot_write(cache_dir(), exc)
+        reason = str(failure).splitlines()[0]
+        return [Row(name, file, driver, NOT_BUILT, reason=reason) for file in TREE_FILES]
+
+
+def _tree(name: str, expected: Mapping[str, Any]) -> list[Row]:
+    """Unpack the tree anew, elsewhere; compare its image's digests and the tree that is used."""
+    tree = name.partition("/")[2]
     known = expected["trees"].get(tree)
     say(f"verify: {name} (unpacked anew)")
     place = _elsewhere() / tree
@@ -375,48 +424,78 @@ def _tree(tree: str, expected: Mapping[str, Any]) -> list[Row]:
         fetch_tree(tree)
         unpack(tree, place)
         image = write(Digest(), f"bananaos-{tree}:verify", place, None, docker_driver.config(tree))
-        found = {"layer.tar": image.layers_sha256[0], "config.json": image.config_sha256}
-        usual = write_layer(Digest(), tree_entries(rootfs(tree))).hexdigest()
+        found = dict(zip(TREE_FILES, (image.layers_sha256[0], image.config_sha256), strict=True))
+        used = rootfs(tree)  # what every build of this machine runs in
+        deviates = write_layer(Digest(), tree_entries(used)).hexdigest() != found["layer.tar"]
+        other = members_that_differ(place, used) if deviates else ""
+        why = ["new"] if known is None else binaries.changes(known["inputs"], tree_inputs(tree))
         rows = []
-        for file, key in (("layer.tar", "layer_sha256"), ("config.json", "config_sha256")):
+        for file, key in zip(TREE_FILES, ("layer_sha256", "config_sha256"), strict=True):
             want = "" if known is None else known[key]
             verdict, reason = MATCH, ""
-            if known is None or (why := binaries.changes(known["inputs"], tree_inputs(tree))):
-                verdict = SKIPPED
-                reason = "not accepted yet" if known is None else _not_accepted(why)
-            elif want != found[file]:
+            if not why and want != found[file]:
                 verdict = DIFFER
-                reason = "unpacked anew it has other digests"
-                if usual != found[file]:
-                    reason += "; the tree in the cache differs from it, too"
+                reason = "unpacked anew it has another digest, and the tree in the cache " + (
+                    f"differs from it in {other}"
+                    if deviates
+                    else "is the same, so none shows where"
+                )
+            elif deviates and file == "layer.tar":
+                verdict = DIFFER
+                reason = (
+                    f"the tree in the cache, in which all was built, differs in {other}: remove "
+                    f"{used}"
+                )
+            elif why:
+                verdict, reason = SKIPPED, _not_accepted(why)
             rows.append(Row(name, file, HOST, verdict, want, found[file], reason))
         return rows
     finally:
         cache.remove_tree(place)
 
 
-def engine_image(expected: Mapping[str, Any]) -> list[Row]:
+def members_that_differ(one: Path, other: Path) -> str:
+    """Return the first names below two trees whose kind, mode, time, target or bytes differ."""
+    entries = [
+        {info.name: (info, content) for info, content in tree_entries(tree)}
+        for tree in (one, other)
+    ]
+    names = []
+    for name in sorted(entries[0].keys() | entries[1].keys()):
+        if not all(name in below and _same(entries, name) for below in entries):
+            names.append(name)
+        if len(names) > NAMED:
+            return ", ".join(names[:NAMED]) + " and more"
+    return ", ".join(names)
+
+
+def _same(entries: Sequence[Mapping[str, Entry]], name: str) -> bool:
+    """Whether the member is the same in all; the bytes are read where the rest is."""
+    members = [below[name] for below in entries if name in below]
+    facts = {(m.type, m.mode, m.mtime, m.size, m.linkname) for m, _ in members}
+    files = [content for m, content in members if m.isreg() and isinstance(content, Path)]
+    return len(facts) == 1 and len({sha256_file(path) for path in files}) <= 1
+
+
+def _engine_image(name: str, expected: Mapping[str, Any]) -> list[Row]:
     """What the Docker engine itself computed when it loaded the build tree's image."""
     known = expected["trees"]["build"]
     layers, identity = docker_driver.engine_digests(docker_driver.have_image())
+    same = layers == (known["layer_sha256"],)
     rows = [
         Row(
-            *("image/build", "layer.tar", "docker"),
-            MATCH if layers == (known["layer_sha256"],) else DIFFER,
-            known["layer_sha256"],
-            layers[0],
-            "" if layers == (known["layer_sha256"],) else "the engine computed another digest",
+            *(name, "layer.tar", "docker", MATCH if same else DIFFER, known["layer_sha256"]),
+            layers[0] if layers else "",
+            "" if same else "the engine computed another digest",
         )
     ]
-    if identity == known["config_sha256"]:
-        rows.append(
-            Row("image/build", "config.json", "docker", MATCH, known["config_sha256"], identity)
-        )
-    else:
+    verdict, reason = MATCH, ""
+    if identity != known["config_sha256"]:
+        verdict, identity = SKIPPED, ""
         reason = "the engine names images by a manifest of its own (containerd's image store)"
-        rows.append(
-            Row("image/build", "config.json", "docker", SKIPPED, known["config_sha256"], "", reason)
-        )
+    rows.append(
+        Row(name, "config.json", "docker", verdict, known["config_sha256"], identity, reason)
+    )
     return rows
 
 
@@ -500,36 +579,48 @@ def _umask(mask: int) -> Iterator[None]:
 
 
 class _Progress:
-    """What an interrupted --full had done, for the next one with the same inputs."""
+    """What a --full that did not get to its end had rebuilt alike, for the next one."""
 
     def __init__(self, full: bool, *, whole: bool) -> None:
         self._path = cache_dir() / "verify" / "progress.json"
-        self._full, self._whole = full, whole
+        self._full, self._whole, self._alike = full, whole, True
         self._done: dict[str, list[dict[str, str]]] = {}
 
     def __enter__(self) -> "_Progress":
         if self._full and self._path.exists():
             with contextlib.suppress(ValueError, OSError):
-                self._done = json.loads(self._path.read_text())
+                document = json.loads(self._path.read_text())
+                self._done = document if isinstance(document, dict) else {}
             say(f"verify: going on after {len(self._done)} artifacts of an earlier --full")
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._full and self._whole and kind is None:
+        if self._full and self._whole and kind is None and self._alike:
             self._path.unlink(missing_ok=True)
 
-    def _key(self, artifact: str, driver: str) -> str:
-        decided = binaries.inputs(artifact, binaries.needed(artifact))
-        expected = binaries.read()["artifacts"].get(artifact)
-        return cache.key_of([artifact, driver, decided, expected])
+    def _key(self, artifact: str, driver: str, expected: Mapping[str, Any]) -> str:
+        setting, _ = hostile()
+        known = expected["artifacts"].get(artifact)
+        return cache.key_of([artifact, driver, setting.directory, dict(setting.env), known])
 
-    def get(self, artifact: str, driver: str) -> list[Row] | None:
-        rows = self._done.get(self._key(artifact, driver)) if self._full else None
-        return None if rows is None else [Row(**row) for row in rows]
+    def get(self, artifact: str, driver: str, expected: Mapping[str, Any]) -> list[Row] | None:
+        """The rows of an artifact that has the inputs it was rebuilt from; they say so."""
+        if not self._full or _other_inputs(artifact, expected):
+            return None
+        try:
+            rows = self._done[self._key(artifact, driver, expected)]
+            return [replace(Row(**row), reason=EARLIER) for row in rows]
+        except (KeyError, TypeError):  # not there, or of another form
+            return None
 
-    def put(self, artifact: str, driver: str, rows: Sequence[Row]) -> None:
-        """Keep the rows of this artifact, unless one differs: that is to be looked at again."""
-        own = [row for row in rows if (row.artifact, row.driver) == (artifact, driver)]
-        if self._full and all(row.verdict in (MATCH, SKIPPED) for row in own):
-            self._done[self._key(artifact, driver)] = [asdict(row) for row in own]
-            schemas.replace_text(self._path, json.dumps(self._done, indent=1) + "\n")
+    def put(
+        self, artifact: str, driver: str, expected: Mapping[str, Any], rows: Sequence[Row]
+    ) -> None:
+        """Keep these rows if all match: what does not is to be looked at again."""
+        if not self._full:
+            return
+        if not all(row.verdict == MATCH for row in rows):
+            self._alike = False
+            return
+        self._done[self._key(artifact, driver, expected)] = [asdict(row) for row in rows]
+        schemas.replace_text(self._path, json.dumps(self._done, indent=1) + "\n")

@@ -48,7 +48,6 @@ FAULTS = {
         clang -O2 -g -target bpf -c "$PWD/prog.bpf.c" -o prog.unlinked.o
         bpftool gen object /out/out prog.unlinked.o
         """,
-    # What GGML_NATIVE=ON comes to.
     "native": """
         echo 'void f(float *a, float *b) { for (int i = 0; i < 999; i++) a[i] += b[i]; }' >f.c
         gcc -O3 -march=native -c f.c -o /out/out
@@ -66,6 +65,17 @@ FAULTS = {
         gcc -r -o /out/out $(sort -s -n -k1,1 order | cut -d' ' -f2)
         pahole -J -j"$JOBS" /out/out
         strip --strip-debug /out/out
+        """,
+    # The real one: a part of ggml's CPU backend, configured as nobody should.
+    "ggml-native": """
+        mkdir source
+        tar --extract --gzip --file /src/llama-cpp --strip-components=3 --directory source \
+            --wildcards '*/vendor/llama.cpp'
+        cmake -S source -B out -G Ninja -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF \
+            -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DGGML_OPENMP=OFF >configure.log
+        object=ggml/src/CMakeFiles/ggml-cpu.dir/ggml-cpu/vec.cpp.o
+        ninja -C out $object
+        cp out/$object /out/out
         """,
     "checkout-mode": "stat -c '%a' /recipe/checkout-mode.sh >/out/out\n",
     "cpio-time": "mkdir d; echo x >d/f; touch d/g; find d | cpio --quiet -o -H newc >/out/out\n",
@@ -207,6 +217,9 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
             shutil.copytree(entry, made.cache / "artifacts" / entry.name)
         for name, script in {"good": GOOD, **FAULTS}.items():
             made.add_recipe(name, script)
+            if "/src/llama-cpp" in script:
+                with (made.root / "kernel" / "recipe.toml").open("a") as recipe:
+                    recipe.write('sources = ["llama-cpp"]\n')
         done = made.run("verify", "--accept")
         assert done.code == 0, done.err
         yield made
@@ -229,7 +242,12 @@ def _rows(done: Ended) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def controls(workshop: Checkout) -> tuple[Ended, dict[str, dict[str, str]]]:
     chosen = [word for name in ("good", *FAULTS) for word in ("--artifact", f"kernel/{name}")]
-    done = workshop.run("verify", *chosen, env={"BANANAOS_DRIVER": ""})
+    programs = workshop.home / "bin"
+    programs.mkdir()
+    (programs / "diffoscope").write_text('#!/bin/sh\necho "$3 and $4" >"$2"\nexit 1\n')
+    (programs / "diffoscope").chmod(0o755)
+    path = f"{programs}:{workshop.environment()['PATH']}"
+    done = workshop.run("verify", *chosen, env={"BANANAOS_DRIVER": "", "PATH": path})
     return done, {row["artifact"].partition("/")[2]: row for row in _rows(done)}
 
 
@@ -240,6 +258,7 @@ def controls(workshop: Checkout) -> tuple[Ended, dict[str, dict[str, str]]]:
         ("date", "sections .rodata"),
         ("path-in-bpf", ".BTF"),
         ("native", ".text"),
+        ("ggml-native", ".text"),
         ("btf-order", ".BTF"),
         ("checkout-mode", "first at byte 1"),
         ("cpio-time", "d/f (mode, owner, time)"),
@@ -256,6 +275,10 @@ def test_a_fault_of_a_build_is_found_and_the_component_named(
     assert "rebuilt file: /" in rows[fault]["reason"]
     kept = Path(rows[fault]["reason"].partition("rebuilt file: ")[2].partition(";")[0])
     assert kept.is_file(), "to be looked at"
+    report = Path(rows[fault]["reason"].partition("diffoscope: ")[2])
+    ordinary, rebuilt = report.read_text().split(" and ")
+    assert Path(rebuilt.strip()) == kept
+    assert Path(ordinary).name == kept.name and "/artifacts/" in ordinary
 
 
 @pytest.mark.boot
@@ -358,6 +381,7 @@ def test_a_driver_that_does_not_work_here_is_skipped_with_the_reason(workshop: C
         (("--artifact", "kernel/none"), "--artifact kernel/none: expected one of "),
         (("--accept", "--json", "x"), "--accept takes all"),
         (("--rebuild",), "--rebuild goes with --accept only"),
+        (("--json", "none/x"), "--json none/x: no directory none: make it first"),
     ],
 )
 @pytest.mark.boot
@@ -411,6 +435,106 @@ def test_a_tampered_lock(small: Checkout) -> None:
     done = small.run("verify")
     assert done.code == 4
     assert "first 1.0 all" in done.error
+
+
+@pytest.mark.boot
+@pytest.mark.parametrize("tree", ["build", "hostile"])
+def test_the_tree_that_all_was_built_in_is_not_trusted(small: Checkout, tree: str) -> None:
+    """Other bytes of the same size and time: what a look at names, sizes and times cannot see."""
+    content = b"one" if tree == "build" else b"\0"
+    small.add_package("more", small_deb("more", content), tree=tree)
+    assert small.run("verify", "--accept").code == 0
+    (path,) = (small.cache / "rootfs").glob(f"{tree}-*/usr/share/more")
+    status = path.stat()
+    path.chmod(0o644)
+    path.write_bytes(b"eno" if tree == "build" else b"1")
+    path.chmod(status.st_mode)
+    os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    done = small.run("verify")
+    assert done.code == 1
+    assert f"tree/{tree}: not the expected bytes" in done.error
+    reasons = {
+        row["file"]: row["reason"] for row in _rows(done) if row["artifact"] == f"tree/{tree}"
+    }
+    assert reasons["layer.tar"] == (
+        "the tree in the cache, in which all was built, differs in usr/share/more: remove "
+        f"{path.parents[2]}"
+    )
+    assert reasons["config.json"] == ""
+    # Nor is it accepted: what is to become the expected digest is that of the packages.
+    expected = small.root / "artifact" / "expected" / "binaries.json"
+    document = json.loads(expected.read_text())
+    document["trees"][tree]["inputs"]["fixups"] = "0" * 64
+    expected.write_text(json.dumps(document))
+    done = small.run("verify", "--accept", "--rebuild")
+    assert done.code == 1
+    assert "differs in usr/share/more" in done.out
+    assert json.loads(expected.read_text()) == document
+    shutil.rmtree(path.parents[2])
+    assert small.run("verify", "--accept", "--rebuild").code == 0
+
+
+@pytest.mark.boot
+def test_a_tree_that_is_not_the_expected_one(small: Checkout) -> None:
+    expected = small.root / "artifact" / "expected" / "binaries.json"
+    document = json.loads(expected.read_text())
+    document["trees"]["build"]["layer_sha256"] = "0" * 64
+    expected.write_text(json.dumps(document))
+    done = small.run("verify")
+    assert done.code == 1
+    (row,) = (row for row in _rows(done) if row["verdict"] == "DIFFER")
+    assert (row["artifact"], row["file"]) == ("tree/build", "layer.tar")
+    assert row["reason"] == (
+        "unpacked anew it has another digest, and the tree in the cache is the same, so none shows "
+        "where"
+    )
+
+
+@pytest.mark.boot
+def test_what_cannot_be_built_takes_only_those_along_that_need_it(small: Checkout) -> None:
+    small.add_recipe("needed", "echo made >/out/out\n", minutes=9)
+    for name in ("one", "two"):
+        small.add_recipe(name, "cat /in/kernel/needed/out >/out/out\n")
+        with (small.root / "kernel" / "recipe.toml").open("a") as recipe:
+            recipe.write('needs = ["kernel/needed"]\n')
+    small.add_recipe("other", "echo made >/out/out\n")
+    assert small.run("verify", "--accept").code == 0
+    shutil.rmtree(small.cache / "artifacts")
+    (small.root / "kernel" / "needed.sh").write_text("exit 5\n")
+    for words in ((), ("--full",)):
+        done = small.run("verify", *words)
+        rows = {row["artifact"]: row for row in _rows(done)}
+        assert rows["kernel/other"]["verdict"] == "MATCH"
+        for name in ("one", "two"):
+            assert rows[f"kernel/{name}"]["verdict"] == "NOT-BUILT"
+            assert rows[f"kernel/{name}"]["reason"].startswith("it needs kernel/needed: ")
+        assert "tree/build" in rows
+        assert done.code == 1, "other inputs than the accepted ones"
+        assert "files needed.sh changed" in done.error
+        assert done.err.count("build: kernel/needed (about") == 1, "tried once"
+
+
+@pytest.mark.boot
+def test_a_full_disk_while_verifying(small: Checkout) -> None:
+    """A row, the rest goes on, and one line at the end."""
+    small.add_recipe("big", "busybox dd if=/dev/zero of=/out/out bs=1M count=1 2>/dev/null\n")
+    script = f"""
+        "$@" >/dev/null 2>&1
+        mount -t tmpfs -o size=64k tmpfs {small.cache}/verify || exit 77
+        "$@"; echo "code $?"
+    """
+    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    assert small.run("verify", "--accept").code == 0
+    done = small.run("verify", prefix=prefix)
+    if done.code == 77 or "unshare: unshare failed" in done.err:
+        pytest.skip(f"needs user namespaces: {done.err}")
+    assert done.out.splitlines()[-1] == "code 3"
+    rows = {row["artifact"]: row for row in _rows(done)}
+    for artifact in ("kernel/big", "tree/build"):
+        assert rows[artifact]["verdict"] == "NOT-BUILT"
+        assert "No space left on device; free some space" in rows[artifact]["reason"]
+    assert "could not be rebuilt, see above" in done.error
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.boot
@@ -484,8 +608,20 @@ def test_full_goes_on_where_it_was_interrupted(small: Checkout) -> None:
     assert small.run("verify", "--accept").code == 0
     done = small.run("verify", "--full")
     assert done.code == 0, done.err
-    assert not (small.cache / "verify" / "progress.json").exists(), "nothing to go on with"
+    kept = small.cache / "verify" / "progress.json"
+    assert not kept.exists(), "nothing to go on with"
     assert {row["verdict"] for row in _rows(done)} == {"MATCH"}
+    earlier = [row["artifact"] for row in _rows(done) if row["reason"] == verify.EARLIER]
+    assert earlier == ["kernel/a"], "what was not rebuilt now says so"
+    # One that is not alike leaves what the next --full goes on with; another form is no fault.
+    kept.write_text("[]")
+    (small.root / "kernel" / "b.sh").write_text(
+        '[ "$USER" = root ] || exit 5; echo made >/out/out\n'
+    )
+    assert small.run("verify", "--accept").code == 0
+    done = small.run("verify", "--full")
+    assert done.code == 3
+    assert len(json.loads(kept.read_text())) == 1
 
 
 # --- where files differ ------------------------------------------------------------------------
