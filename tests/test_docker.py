@@ -20,11 +20,14 @@ from typing import cast
 
 import docker
 import pytest
+import requests
+import urllib3
 from docker.models.containers import Container
 from toolchain_checkout import Checkout, Ended, eventually, names, small_deb
 
 from artifact import binaries, verify
 from toolchain import docker_driver, inside
+from toolchain.errors import EnvironmentUnfit
 from toolchain.paths import REPO
 from toolchain.rootfs import ENVIRONMENT
 
@@ -241,6 +244,31 @@ def test_a_full_disk_of_the_host(checkout: Checkout, env: Mapping[str, str]) -> 
     assert "No space left on device" in done.error
 
 
+def test_a_container_whose_caller_was_killed_while_it_was_made(
+    client: docker.DockerClient, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine goes on making it; the janitor waits for it."""
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    dockerfile = io.BytesIO(b'FROM scratch\nLABEL late=1\nCMD ["/none"]\n')
+    image = client.images.build(fileobj=dockerfile, tag=f"{SMALL}:late")[0]
+    name = f"bananaos-{os.getpid()}-late"
+    janitor = subprocess.Popen(
+        [sys.executable, "-c", docker_driver.JANITOR, os.fspath(REPO), name],
+        stdin=subprocess.PIPE,
+    )
+    assert janitor.stdin is not None
+    janitor.stdin.close()  # killed, and has not said that the container is there
+    try:
+        time.sleep(1)  # so that it has asked at least once
+        client.containers.create(image, ["/none"], name=name)
+        assert janitor.wait(60) == 0
+        assert not client.containers.list(all=True, filters={"name": name})
+    finally:
+        janitor.kill()
+        for left in client.containers.list(all=True, filters={"name": name}):
+            left.remove(force=True)
+
+
 # --- the image ---------------------------------------------------------------------------------
 
 
@@ -361,6 +389,41 @@ def test_an_engine_of_no_use(checkout: Checkout, version: Mapping[str, str], why
     assert why in done.error
 
 
+def test_an_address_that_is_none(checkout: Checkout) -> None:
+    checkout.add_recipe("x", "echo made >/out/out\n")
+    done = checkout.run(
+        *(*BUILD, "--driver", "docker"), env={"DOCKER_HOST": "tcp://localhost:port"}
+    )
+    assert done.code == 3
+    assert "no Docker engine at tcp://localhost:port (none answers)" in done.error
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        requests.ConnectionError("Connection aborted."),
+        urllib3.exceptions.ProtocolError("Response ended prematurely"),
+        docker.errors.APIError("500 Server Error"),
+    ],
+)
+def test_an_engine_that_goes_away_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, gone: Exception
+) -> None:
+    """It is no full disk, which a broken connection, an OSError, was taken for."""
+
+    class Gone:
+        @property
+        def images(self) -> object:
+            raise gone
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(docker, "from_env", lambda **_: Gone())
+    with pytest.raises(EnvironmentUnfit, match="docker: cannot ask the engine: "):
+        docker_driver.engine_digests("x")
+
+
 @contextlib.contextmanager
 def _fake_engine(version: Mapping[str, str]) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -400,7 +463,7 @@ def test_the_real_tree_gives_the_expected_bytes(
     try:
         rows = verify.verify(["docker"], only=["kernel/vstate-observer", "kernel/rvv-probe"])
         assert {(row.driver, row.verdict) for row in rows} == {("docker", "MATCH")}
-        assert {row.verdict for row in verify.engine_image(binaries.read())} <= {
+        assert {row.verdict for row in verify._engine_image("image/build", binaries.read())} <= {
             *("MATCH", "SKIPPED")
         }
     finally:

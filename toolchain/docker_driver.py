@@ -25,12 +25,16 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar, cast
 
 import docker
+import requests  # this and the next: what the SDK lets through when the engine goes away
+import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 
@@ -84,7 +88,7 @@ def refusal() -> str | None:
     try:
         with _client() as client:
             version: dict[str, Any] = client.version()
-    except DockerException as exc:
+    except EnvironmentUnfit as exc:
         where = os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
         reason = "permission denied" if "Permission denied" in str(exc) else "none answers"
         cure = "join the group docker" if reason == "permission denied" else "start one"
@@ -122,6 +126,8 @@ def write_image(tree: str, path: Path) -> None:
     """
     if tree not in (known := trees()):
         raise UsageError(f"--tree {tree}: expected one of {', '.join(known)}")
+    if not path.name or path.is_dir():
+        raise UsageError(f"{path}: a directory; expected the name of the archive to write")
     temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("wb") as out:
@@ -147,16 +153,16 @@ def have_image() -> str:
     Raises EnvironmentUnfit for a sick engine, InvalidData when it made something else of it.
     """
     wanted = image_digests()
-    with cache.exclusive(f"docker-{wanted.name.replace(':', '-')}"), _client() as client:
+    with (
+        cache.exclusive(f"docker-{wanted.name.replace(':', '-')}"),
+        _client("load the image") as client,
+    ):
         if _layers(client, wanted.name) != wanted.layers_sha256:
             say(f"docker: loading {wanted.name} into the engine (about a minute)")
-            try:
-                _piped(
-                    lambda out: write(out, wanted.name, rootfs("build"), None, config()),
-                    lambda blocks: client.images.load(blocks),  # type: ignore[arg-type]
-                )
-            except DockerException as exc:
-                raise _engine(exc, "load the image") from exc
+            _piped(
+                lambda out: write(out, wanted.name, rootfs("build"), None, config()),
+                lambda blocks: client.images.load(blocks),  # type: ignore[arg-type]
+            )
             if _layers(client, wanted.name) != wanted.layers_sha256:
                 raise InvalidData(
                     f"{wanted.name}: the engine has layers {_layers(client, wanted.name)}, "
@@ -211,35 +217,33 @@ def _stoppable() -> Iterator[None]:
 
 
 def _run(job: Job) -> int:
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(_client())
-        enter = MERGED if job.one_stream else ENTER
+    name = f"{LABEL}-{uuid.uuid4().hex}"
+    enter = MERGED if job.one_stream else ENTER
+    with _client("run a container") as client, _removed(name) as is_there:
+        container = client.containers.create(
+            job.image,
+            ["/bin/sh", "-c", enter, "sh", job.directory, *job.argv],
+            name=name,
+            environment=dict(job.env),
+            hostname="bananaos",
+            network_mode="none",
+            user="0:0",
+            working_dir="/",
+            tmpfs=dict.fromkeys(TEMPORARY, "exec,mode=755"),
+            labels={LABEL: os.fspath(cache_dir())},
+            log_config=docker.types.LogConfig(type="none"),
+        )
+        is_there()
+        _piped(
+            lambda out: write_layer(Digest(out), _inputs(job)),
+            lambda blocks: container.put_archive("/", blocks),
+        )
         try:
-            container = client.containers.create(
-                job.image,
-                ["/bin/sh", "-c", enter, "sh", job.directory, *job.argv],
-                environment=dict(job.env),
-                hostname="bananaos",
-                network_mode="none",
-                user="0:0",
-                working_dir="/",
-                tmpfs=dict.fromkeys(TEMPORARY, "exec,mode=755"),
-                labels={LABEL: os.fspath(cache_dir())},
-                log_config=docker.types.LogConfig(type="none"),
-            )
-            stack.enter_context(_removed(container))
-            _piped(
-                lambda out: write_layer(Digest(out), _inputs(job)),
-                lambda blocks: container.put_archive("/", blocks),
-            )
-            try:
-                return _follow(container)
-            finally:
-                for inside, host in job.writable.items():
-                    if inside not in job.scratch:
-                        _bring(container, inside, Path(host))
-        except DockerException as exc:
-            raise _engine(exc, "run a container") from exc
+            return _follow(container)
+        finally:
+            for inside, host in job.writable.items():
+                if inside not in job.scratch:
+                    _bring(container, inside, Path(host))
 
 
 def _follow(container: Container) -> int:
@@ -296,6 +300,10 @@ def _bring(container: Container, inside: str, host: Path) -> None:
         with tarfile.open(fileobj=reader, mode="r|") as archive:
             for member in archive:
                 _place(archive, member, host)
+    except requests.RequestException:  # of the line to the engine; it is an OSError, too
+        raise
+    except tarfile.TarError as exc:
+        raise EnvironmentUnfit(f"docker: what the engine sends of {inside} is cut: {exc}") from exc
     except OSError as exc:
         raise EnvironmentUnfit(f"{host}: cannot write: {exc.strerror or exc}") from exc
     finally:
@@ -342,41 +350,79 @@ class _Reader:
 
 JANITOR = (
     "import sys; sys.path[0] = sys.argv[1]; from toolchain.docker_driver import remove; "
-    "sys.stdin.read(); remove(sys.argv[2])"
+    "remove(sys.argv[2], was_there=bool(sys.stdin.read()))"
 )
+CREATION_S = 60.0
+"""How long the engine is asked for a container whose caller was killed while it was made."""
 
 
 @contextlib.contextmanager
-def _removed(container: Container) -> Iterator[None]:
-    """Remove the container at the end, even at that of a killed process: its pipe closes, too."""
-    assert container.id is not None, "the engine gives each container an id"
+def _removed(name: str) -> Iterator[Callable[[], None]]:
+    """Remove the container of this name at the end, even at that of a killed process.
+
+    The janitor is there before the container and waits for its pipe to close.  What is yielded is
+    to be called when the container is there; without that it may still be in the making.
+    """
     janitor = subprocess.Popen(
-        [sys.executable, "-c", JANITOR, str(REPO), container.id],
+        [sys.executable, "-c", JANITOR, str(REPO), name],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
+    assert janitor.stdin is not None, "it is a pipe"
+    pipe = janitor.stdin
+
+    def is_there() -> None:
+        pipe.write("there")
+        pipe.flush()
+
+    refused = False
     try:
-        yield
+        yield is_there
+    except APIError:  # the engine says that it made none
+        refused = True
+        raise
     finally:
-        janitor.communicate()
+        if refused:
+            with contextlib.suppress(OSError):
+                is_there()
+        _, said = janitor.communicate()
+        if janitor.returncode != 0:
+            why = (said.strip().splitlines() or ["killed"])[-1]
+            say(f"docker: the container {name} could not be removed ({why}): docker rm -fv {name}")
 
 
-def remove(container_id: str) -> None:
-    """Remove a container with its volumes, running or not."""
-    with _client() as client, contextlib.suppress(NotFound):
-        client.containers.get(container_id).remove(force=True, v=True)
+def remove(name: str, *, was_there: bool) -> None:
+    """Remove a container with its volumes, running or not; one that is still made, when it is."""
+    deadline = time.monotonic() + CREATION_S
+    with _client("remove a container") as client:
+        while True:
+            try:
+                client.containers.get(name).remove(force=True, v=True)
+            except NotFound:
+                if was_there or time.monotonic() > deadline:
+                    return
+                time.sleep(0.5)
+            else:
+                return
 
 
 # --- the engine -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _client() -> Iterator[docker.DockerClient]:
-    client = docker.from_env(timeout=PATIENCE_S)
+def _client(what: str = "ask the engine") -> Iterator[docker.DockerClient]:
+    """A connection, closed at the end; what the engine refuses becomes EnvironmentUnfit."""
+    try:
+        client = docker.from_env(timeout=PATIENCE_S)
+    except (DockerException, ValueError) as exc:  # the latter: DOCKER_HOST is no address
+        raise _engine(exc, "reach the engine") from exc
     try:
         yield client
+    except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as exc:
+        raise _engine(exc, what) from exc
     finally:
         client.close()
 
@@ -391,8 +437,9 @@ def _layers(client: docker.DockerClient, name: str) -> tuple[str, ...] | None:
     )
 
 
-def _engine(exc: DockerException, what: str) -> EnvironmentUnfit:
-    reason = str(getattr(exc, "explanation", None) or exc).splitlines()[0]
+def _engine(exc: Exception, what: str) -> EnvironmentUnfit:
+    said = str(getattr(exc, "explanation", None) or exc) or type(exc).__name__
+    reason = said.splitlines()[0]
     if "no space left" in reason.lower():
         reason += " (No space left on device): free some space where the engine keeps its images"
     return EnvironmentUnfit(f"docker: cannot {what}: {reason}")
