@@ -443,14 +443,19 @@ def fetch(_: Context, nix: bool = False) -> None:
     from toolchain.rootfs import fetch_tree
     from toolchain.sources import source, sources
 
+    if nix:
+        from toolchain import nix_driver
+
+        nix_driver.refuse()
     for tree in dict.fromkeys(("build", "guest", *trees())):  # without the first two nothing runs
         fetch_tree(tree)
     for name in sources():
         source(name)
     if nix:
-        from toolchain import nix_driver
+        from artifact import binaries
 
         nix_driver.fill_store_for_flake()
+        binaries.refuse_trees_of_others()
 
 
 @task(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from toolchain import cache
 from toolchain.command import Completed, run
 from toolchain.docker_driver import image_digests
-from toolchain.errors import InvalidData
+from toolchain.errors import EnvironmentUnfit, InvalidData, cannot_write
 from toolchain.image import Digest, tree_entries, write_layer
 from toolchain.paths import REPO, cache_dir
 from toolchain.rootfs import rootfs
@@ -42,6 +42,9 @@ OPTIONS = (
     *("--option", "substitute", "false"),
 )
 BUSYBOX = "bananaos-busybox"
+LOCK = "nix-store"
+"""Of the cache, held while the store is filled from places whose names begin with PLACES."""
+PLACES = "nix-"
 
 
 def refusal() -> str | None:
@@ -54,6 +57,12 @@ def refusal() -> str | None:
     if found is None or tuple(map(int, found.groups())) < OLDEST:
         return f"Nix is too old: got {said.strip()!r}, needed is {'.'.join(map(str, OLDEST))}"
     return None
+
+
+def refuse() -> None:
+    """Raise EnvironmentUnfit where Nix cannot be used."""
+    if (why := refusal()) is not None:
+        raise EnvironmentUnfit(why)
 
 
 def tree_digest(tree: str) -> str:
@@ -75,7 +84,7 @@ def busybox_digest() -> str:
 
 def fill_store(trees: Iterable[str], names: Iterable[str]) -> None:
     """Put busybox, the trees' archives and the sources `names` into the store, where they lack."""
-    with cache.exclusive("nix-store"):
+    with cache.exclusive(LOCK):
         _have_busybox()
         for tree in trees:
             _have_tree(tree)
@@ -88,7 +97,10 @@ def fill_store(trees: Iterable[str], names: Iterable[str]) -> None:
 
 
 def fill_store_for_flake() -> None:
-    """Put into the store all that flake.nix asks for by its hash."""
+    """Put into the store what this checkout's lock and pins say; flake.nix asks for it by hash.
+
+    Raises EnvironmentUnfit for a full disk.
+    """
     from toolchain.recipe import recipes
 
     built = [each for each in recipes().values() if not each.on_demand]
@@ -143,9 +155,12 @@ def _add(place: Path, *recursive: str) -> str:
 def _named(name: str) -> Iterator[Path]:
     """A place of this name, below a directory of its own in the cache."""
     parent = cache_dir() / "build"
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="nix-", dir=parent) as directory:
-        yield Path(directory) / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=PLACES, dir=parent) as directory:
+            yield Path(directory) / name
+    except OSError as exc:
+        raise cannot_write(parent, exc) from exc
 
 
 def build(
@@ -177,8 +192,8 @@ def build(
         },
     }
     expression = (
-        f"import {EXPRESSION} (builtins.fromJSON {_quoted(json.dumps(arguments))} // "
-        f"{{ root = {REPO}; given = {{ {' '.join(given.values())} }}; }})"
+        f"import {_path(EXPRESSION)} (builtins.fromJSON {_quoted(json.dumps(arguments))} // "
+        f"{{ root = {_path(REPO)}; given = {{ {' '.join(given.values())} }}; }})"
     )
     result = scratch / "result"
     done = run(
@@ -231,6 +246,11 @@ def _added(path: Path) -> str:
     return run(
         ["nix-store", "--add", os.fspath(path.resolve())], what=f"add {path.name} to the Nix store"
     ).stdout.strip()
+
+
+def _path(path: Path) -> str:
+    """Return a path of the Nix language, whatever its name is: a literal may have no space."""
+    return f"(/. + {_quoted(os.fspath(path))})"
 
 
 def _quoted(text: str) -> str:
