@@ -96,6 +96,25 @@ def test_what_verify_is_at_is_left_alone(place: Path) -> None:
     assert not left.exists()
 
 
+@pytest.mark.parametrize(
+    ("path", "lock"),
+    [
+        ("verify/elsewhere-x/f", "verify"),
+        ("downloads/x", "downloads"),
+        ("build/nix-x/f", "nix-store"),
+    ],
+)
+def test_what_one_lock_guards_for_all_is_left_alone(place: Path, path: str, lock: str) -> None:
+    (place / path).parent.mkdir(parents=True)
+    (place / path).touch()
+    with cache.exclusive(lock):
+        clean.clean(14, everything=False)
+        clean.clean(14, everything=True)
+        assert (place / path).exists()
+    clean.clean(14, everything=True)
+    assert not (place / path).exists()
+
+
 def test_all_of_it(place: Path) -> None:
     entry("one")
     (place / "downloads").mkdir()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolchain import nix_driver
 from toolchain.cache import MANIFEST, remove_tree
 from toolchain.errors import UsageError, cannot_write
 from toolchain.lock import read_lock
@@ -75,10 +76,9 @@ def _unneeded(before: float) -> Iterator[tuple[Path, str]]:
     for path in _below(root / "rootfs"):
         if path.is_file() and not path.with_suffix("").is_dir():
             yield path, "of a tree that is gone"
-    if _free(root / "verify"):
-        for path in _below(root / "verify"):
-            if path.is_dir():
-                yield path, "kept by ./inv verify for a look"
+    for path in _below(root / "verify"):
+        if path.is_dir() and _free(path):
+            yield path, "kept by ./inv verify for a look"
     wanted = {package.sha256 for package in read_lock()} | {s.sha256 for s in sources().values()}
     for path in _below(root / "downloads"):
         if path.name.removesuffix(".part") not in wanted and not path.name.startswith("."):
@@ -107,10 +107,15 @@ def _size_bytes(path: Path) -> int:
 
 
 def _free(path: Path) -> bool:
-    """Whether nobody holds the lock of that name (see cache.exclusive)."""
+    """Whether nobody holds the lock that guards it (see cache.exclusive)."""
     name = path.name.removeprefix(".").removesuffix(".new")
-    for candidate in (name, f"rootfs-{name}"):
-        lock = cache_dir() / "locks" / f"{candidate}.lock"
+    guards = {name, f"rootfs-{name}"}
+    if path.parent.name in ("verify", "downloads"):  # one lock for all that lies there
+        guards = {path.parent.name}
+    elif path.parent.name == "build" and name.startswith(nix_driver.PLACES):
+        guards.add(nix_driver.LOCK)
+    for guard in guards:
+        lock = cache_dir() / "locks" / f"{guard}.lock"
         if lock.is_file():
             with lock.open() as stream:
                 try:
