@@ -4,6 +4,7 @@ The archive is served from this machine and signed by a key made here, so apt it
 newest and what is signed.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import pytest
 from toolchain_checkout import Checkout, Mirror, make_checkout, small_deb, status
+
+from toolchain import resolve
+from toolchain.errors import EnvironmentUnfit
 
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("apt-get", "gpg", "gpgv"))),
@@ -83,6 +87,7 @@ class Archive:
             f"Package: tool\nBinary: tool\nVersion: {version}-1\nDirectory: pool/main\n"
             f"Format: 3.0 (quilt)\nArchitecture: any\nMaintainer: a <a@example.org>\n"
             f"Checksums-Sha256:\n {sha256_of(content)} {len(content)} {archive}\n"
+            f" {sha256_of(b'signature')} 9 {archive}.asc\n"  # upstream's, beside many archives
             f"Files:\n {hashlib.md5(content).hexdigest()} {len(content)} {archive}\n\n"
         )
         lists = {
@@ -346,3 +351,24 @@ def test_a_point_release_in_one_sitting(small: Checkout, keys: Path, keyring: Pa
     assert any(line.startswith("kernel/x: out changed; because ") for line in lines)
     assert (small.run("build", "--artifact", "kernel/x").built / "out").read_bytes() == b"newer"
     assert small.run("verify").code == 0
+
+
+def test_the_first_of_the_two_is_put_back_when_the_second_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of the two cannot be put in its place: the first one is put back."""
+    paths = [tmp_path / "debian.lock", tmp_path / "sources.toml"]
+    for path in paths:
+        path.write_text("old")
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if target == paths[1]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(target))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(EnvironmentUnfit, match=r"sources\.toml: cannot write: .*nothing changed"):
+        resolve._replace(dict.fromkeys(paths, "new"))
+    assert [path.read_text() for path in paths] == ["old", "old"]
+    assert not list(tmp_path.glob("*.new"))

@@ -32,6 +32,8 @@ from toolchain.tomlfile import read_toml
 
 # apt-get -s prints: Inst NAME[:ARCH] (VERSION Debian:13.8/stable [ARCH])
 INSTALLED = re.compile(r"^Inst ([^ :]+)\S* \((\S+) .*?\[(\w+)\]\)", re.MULTILINE)
+ORIGINAL = re.compile(r"\.orig\.tar\.[a-z0-9]+$")
+"""Of a source package the upstream archive, and not its signature (.asc)."""
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 KEYRING_VARIABLE = "BANANAOS_DEBIAN_KEYRING"
 UNSIGNED = ("NO_PUBKEY", "BADSIG", "is not signed", "EXPKEYSIG", "REVKEYSIG", "Clearsigned file")
@@ -78,12 +80,18 @@ def lock(accept: bool) -> None:
 def _replace(texts: Mapping[Path, str]) -> None:
     """Give the files these contents, all of them or none; raises EnvironmentUnfit."""
     new = {path: path.with_suffix(".new") for path in texts}
+    old = {path: path.read_text(encoding="utf-8") for path in texts}
+    replaced: list[Path] = []
     try:
         for path, text in texts.items():
             new[path].write_text(text, encoding="utf-8")
         for path, temporary in new.items():
             temporary.replace(path)
+            replaced.append(path)
     except OSError as exc:
+        for path in replaced:
+            with contextlib.suppress(OSError):
+                path.write_text(old[path], encoding="utf-8")
         for temporary in new.values():
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -284,9 +292,13 @@ class _PrivateApt:
         if not found:
             raise EnvironmentUnfit(f"{pin.package}: the mirror has no source of it")
         newest: Any = max(found, key=lambda stanza: Version(stanza["Version"]))
-        (archive,) = (
-            row for row in newest["Checksums-Sha256"] if re.search(r"\.orig\.tar\.", row["name"])
-        )
+        archives = [row for row in newest["Checksums-Sha256"] if ORIGINAL.search(row["name"])]
+        if len(archives) != 1:
+            raise EnvironmentUnfit(
+                f"{pin.package} {newest['Version']}: expected one archive *.orig.tar.* of its "
+                f"source, got {[row['name'] for row in archives]}; nothing was changed"
+            )
+        (archive,) = archives
         return replace(
             pin,
             version=str(Version(newest["Version"]).upstream_version),
