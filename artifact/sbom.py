@@ -203,13 +203,49 @@ def _ref(package: Package) -> str:
     return f"deb:{package.name}:{package.architecture}:{package.version}"
 
 
+@functools.cache
+def _stated(sha256: str) -> tuple[str, ...]:
+    """The licences that the locked package of this sha256 states."""
+    rows = _packages()[sha256]
+    path = next(filter(None, map(copyright_file, rows)), None)
+    names = debian_licences(path.read_text(errors="replace")) if path is not None else []
+    source = rows[0].pool_path.split("/")[-2]
+    return tuple(names) or (f"see the copyright file of Debian's source package {source}",)
+
+
+def _of_tree(tree: str) -> set[str]:
+    return {name for p in read_lock() if p.tree == tree for name in _stated(p.sha256)}
+
+
+@functools.cache
+def _of_built(artifact: str) -> frozenset[str]:
+    """The licences of all that gets into a built file: ours, sources, packages, other files.
+
+    Raises InvalidData for a recipe that names a package which its tree has not.
+    """
+    room, _, model = artifact.partition("/")
+    pins = sources()
+    if room == binaries.MODEL:
+        return frozenset({pins[model].licence if model in pins else OWN_LICENCE})
+    own = recipe.recipes()[artifact]
+    names = {OWN_LICENCE, *(pins[name].licence for name in own.sources)}
+    names |= {name for tree in own.trees for name in _of_tree(tree)}
+    names |= {name for need in own.needs for name in _of_built(need)}
+    packages = {f"{p.name}:{p.architecture}": p for p in read_lock() if p.tree == "build"}
+    for link in own.links:
+        if link not in packages:
+            raise InvalidData(
+                f"{own.room / 'recipe.toml'}: [{own.name}]: links: tree build has no {link!r}"
+            )
+        names |= set(_stated(packages[link].sha256))
+    return frozenset(names)
+
+
 def package_component(rows: Sequence[Package]) -> Component:
     """Return the component of a package, given its rows of the lock, one for each tree."""
     package = rows[0]
     source = package.pool_path.split("/")[-2]
     path = next(filter(None, map(copyright_file, rows)), None)
-    names = debian_licences(path.read_text(errors="replace")) if path is not None else []
-    stated = names or [f"see the copyright file of Debian's source package {source}"]
     distro = f"{_quoted(package.version)}?arch={package.architecture}&distro={package.archive}"
     return {
         "type": "library",
@@ -217,7 +253,7 @@ def package_component(rows: Sequence[Package]) -> Component:
         "name": package.name,
         "version": package.version,
         "hashes": _hashes(package.sha256),
-        "licenses": licences(stated),
+        "licenses": licences(_stated(package.sha256)),
         "purl": f"pkg:deb/debian/{_quoted(package.name)}@{distro}",
         "properties": _properties(
             source=source,
@@ -275,6 +311,7 @@ def _tree(tree: str) -> Component:
         "name": f"bananaos-{tree}",
         "version": tree_key(tree)[:16],
         "description": "packages unpacked side by side, under a key of all that decides the tree",
+        "licenses": licences(sorted(_of_tree(tree))),
     }
     if tree not in binaries.trees():  # of the others nobody needs an image
         return component
@@ -296,6 +333,7 @@ def _built() -> Iterator[Component]:
                 "bom-ref": f"built:{artifact}/{name}",
                 "name": f"{artifact}/{name}",
                 "hashes": _hashes(sha256),
+                "licenses": licences(sorted(_of_built(artifact))),
             }
 
 

@@ -4,6 +4,7 @@ import email
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import schemas
 from artifact import binaries, bundle, sbom
-from toolchain import recipe
+from toolchain import lock, recipe
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.lock import Package, read_lock
 from toolchain.paths import REPO
@@ -126,6 +127,22 @@ def _check(document: dict[str, Any], rows: list[Package], wheel: Path) -> dict[s
             if not name.endswith(binaries.EMBEDDED):
                 hashes = components[f"built:{artifact}/{name}"]["hashes"]
                 assert hashes == [{"alg": "SHA-256", "content": file["sha256"]}]
+    empty = {f"tree:{tree}" for tree in lock.trees()} - {f"tree:{row.tree}" for row in rows}
+    assert {ref for ref, each in components.items() if not each.get("licenses")} == empty
+    stated = {
+        ref: {
+            row["license"].get("id", row["license"].get("name"))
+            for row in components[ref]["licenses"]
+        }
+        for ref in (
+            "built:llama.cpp/server-riscv64/llama-server",
+            "built:board/bystander/bystander",
+            "built:board/initramfs/initramfs.cpio",
+        )
+    }
+    assert stated["built:llama.cpp/server-riscv64/llama-server"] >= {"MIT", "GPL-2.0-only"}
+    assert "MIT" not in stated["built:board/bystander/bystander"], "it has its own, and libc's"
+    assert "LGPL-2.1+" in stated["built:board/initramfs/initramfs.cpio"], "what is in the guest"
     for row in document["dependencies"]:
         assert {row["ref"], *row["dependsOn"]} <= set(components)
     made = {row["ref"]: set(row["dependsOn"]) for row in document["dependencies"]}
@@ -169,6 +186,15 @@ def test_the_bill_of_what_is_built_here(
 def test_the_whole_bill(wheel: Path) -> None:
     components = _check(json.loads(sbom.bill("c0ffee", [wheel])), read_lock(), wheel)
     assert "built:kernel/stock-image/Image" in components
+
+
+def test_a_package_that_is_not_linked_because_it_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = replace(recipe.recipes()["board/burn"], artifact="board/odd", links=("libc6:vax",))
+    monkeypatch.setattr(recipe, "recipes", lambda: {"board/odd": own})
+    with pytest.raises(InvalidData, match=r"\[odd\]: links: tree build has no 'libc6:vax'"):
+        sbom._of_built("board/odd")
 
 
 def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:

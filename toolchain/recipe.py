@@ -13,6 +13,8 @@ recipe.toml, a table per artifact (`kernel/image` is [image] of kernel/recipe.to
   needs    other artifacts, each a directory /in/ROOM/NAME
   trees    pinned trees to look into, each at /trees/NAME
   outputs  the files that must be in /out afterwards, no more and no fewer
+  links    packages of the tree whose code gets into the outputs, NAME:ARCHITECTURE (for licences;
+           decides no byte)
   minutes  what a build takes on two cores, told beforehand
   on_demand  true: built where it is named, not by a build of all; its tree is not for ever
 """
@@ -55,6 +57,7 @@ class Recipe:
     sources: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     trees: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
     on_demand: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
