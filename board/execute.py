@@ -21,7 +21,7 @@ import schemas
 from board.agreement import agreement, switch_differences
 from board.base import EMULATED_WARNINGS, Board, RunFailed, RunVoid
 from board.cell import Plan
-from board.phase_tokens import phase_tokens
+from board.phase_tokens import phase_tokens, with_hints
 from board.progress import Progress
 from board.results import Partial, Results, is_disk_trouble
 from toolchain import bundled
@@ -171,6 +171,8 @@ def _measure(
         details += [f"switches: {line}" for line in differences]
     scheduled = _scheduler(plan.cell, partial.path, reasons, details)
     told = phase_tokens(plan.cell, agent, loadgen, scheduled)
+    if told is None and agent and loadgen and scheduled and with_hints(plan.cell):
+        reasons.append("phase-tokens-unknown")
     if told and not told["agrees"]:
         reasons.append("phase-tokens-disagree")
         details += [f"phase tokens: {line}" for line in told["differences"]]

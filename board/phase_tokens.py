@@ -12,14 +12,19 @@ from typing import Any
 HINTS_ON = ("LLAMA_VSTATE_PHASE_HINTS", "1")
 
 
+def with_hints(cell: Mapping[str, Any]) -> bool:
+    """Whether the server of this cell is to announce its phases."""
+    return HINTS_ON in cell["scheduling"]["environment"].items()
+
+
 def phase_tokens(
     cell: Mapping[str, Any],
     agent: Mapping[str, Any] | None,
     loadgen: Mapping[str, Any] | None,
     scheduler: Mapping[str, Any] | None,
 ) -> dict[str, Any] | None:
-    """Return the record's `phase_tokens`, or None where there is nothing to compare."""
-    if HINTS_ON not in cell["scheduling"]["environment"].items():
+    """Return the record's `phase_tokens`; None without hints, or where a side of it is missing."""
+    if not with_hints(cell):
         return None
     counts = agent["scheduler"]["server_counts"] if agent else None
     if counts is None or loadgen is None or scheduler is None:

@@ -75,6 +75,26 @@ def test_a_variant_changes_what_it_says_and_nothing_else() -> None:
             assert different, f"{policy} {name} changes nothing"
 
 
+def _defaults_by_policy(source: str) -> dict[str, dict[tuple[int, str], str]]:
+    """Of knobs.c: knob -> (mode, policy) -> its default, for those that follow the policy."""
+    policies = ("long-slice", "vhot", "cooperative")
+    found: dict[str, dict[tuple[int, str], str]] = {}
+    for knob in ("rule", "hints", "sticky"):
+        (body,) = re.findall(rf"default_{knob}\[[^=]*= (\{{.*?\}});", source, re.DOTALL)
+        words = [
+            ("off", "on")[int(word)] if word.isdigit()
+            else word.removeprefix(f"VSTATE_{knob.upper()}_").lower().replace("_", "-")
+            for word in re.findall(r"\w+", body)
+        ]  # fmt: skip
+        modes = len(words) // len(policies)
+        found[knob] = {
+            (mode, policy): words[place * modes + mode % modes]
+            for place, policy in enumerate(policies)
+            for mode in range(2)
+        }
+    return found
+
+
 def test_the_faithful_variant_is_what_the_loader_calls_faithful(repo: Path) -> None:
     """The modes of knobs.c, by its own table, against the whole sets of policies.toml."""
     source = (repo / "sched_ext" / "knobs.c").read_text()
@@ -82,7 +102,7 @@ def test_the_faithful_variant_is_what_the_loader_calls_faithful(repo: Path) -> N
         r'\[KNOB_\w+\] = \{"([a-z-]+)", (\w+), \d+, [\d <]+, \{(\d+), (\d+)\}', source
     )
     assert len(table) == len(schemas.schema("scheduler")["properties"]["knobs"]["required"])
-    by_policy = ("rule", "hints", "sticky")
+    by_policy = _defaults_by_policy(source)
     choices = {
         name: re.findall(r'"([a-z-]+)"', body)
         for name, body in re.findall(r"(\w+)\[\] = \{([^}]*)NULL\}", source)
@@ -93,9 +113,11 @@ def test_the_faithful_variant_is_what_the_loader_calls_faithful(repo: Path) -> N
             assert settings["mode"] == ("faithful", "revised")[place]
             for row in table:
                 name, names, value = row[0], row[1], int(row[2 + place])
-                if name in by_policy or name == "interval-ms":
+                if name == "interval-ms":
                     continue
                 expected = choices[names][value] if names in choices else value
+                if name in by_policy:
+                    expected = by_policy[name][place, policy]
                 assert settings["knobs"][name.replace("-", "_")] == expected, (policy, name)
 
 
@@ -339,6 +361,24 @@ def test_what_the_scheduler_wrote_is_in_the_record_and_held_against_the_cell(
         told = record["phase_tokens"]
         assert told["decode"] == {"announced": 25, "counted": 25}
         assert told["prefill"] == {"announced": 45, "counted": 45}
+
+
+def test_tokens_that_could_not_be_compared_make_a_run_invalid(tmp_path: Path) -> None:
+    def script(which: Mapping[str, Any], directory: Path, cancel: Any) -> dict[str, Any]:
+        facts = good(which, directory, cancel)
+        schemas.write(directory / "scheduler.json", document(which), "scheduler")
+        report = schemas.read(directory / "agent.json", "agent")
+        report["scheduler"]["server_counts"] = None
+        schemas.write(directory / "agent.json", report, "agent")
+        return facts
+
+    with pytest.raises(InvalidData, match="phase-tokens-unknown"):
+        run_one(
+            FakeBoard(script),
+            Overrides(policy="cooperative"),
+            tmp_path / "results",
+            definitions=definitions(tmp_path),
+        )
 
 
 def test_tokens_are_compared_only_where_hints_are_on(tmp_path: Path) -> None:
