@@ -5,10 +5,15 @@
  *   run KIND:CPU:NICE...     threads until killed; KIND below, CPU -1 for any
  *   cpu PID                  a line "TID NAME NANOSECONDS" per thread: CPU time used so far
  *   policies PID             a line "TID POLICY NICE" per thread
- *   hint TGID FAULT [P D]    set the phase hint, P prefill and D decode tokens, a fault or ok
- *   pin TYPE SIZE            put a map of another type or value size where the hints belong
+ *   hint TGID FAULT [P D [TID]]  set the phase hint of the process, or of one thread of it:
+ *                            P prefill and D decode tokens, a fault or ok
+ *   pin TYPE SIZE            put a map of another type or value size where the hints belong;
+ *                            0 0: a program
  *   churn MS                 make threads, and children that end at once, one after the other
  *   flip PID MS              change the affinity of all its threads, a different one each time
+ *
+ * Kinds: vector and scalar compute for ever; yield and nap do, too, and yield or sleep in between;
+ * fifo is scalar at real-time priority; grow naps, and makes one more vector thread after 200 ms.
  *
  * Promise: threads make no system call but the one their kind names.
  * Limit: `run` shows its threads by name only; thread 0, which waits, is called `workload`.
@@ -98,6 +103,15 @@ static void *member_main(void *data)
 			die("sched_setscheduler");
 	} else if (setpriority(PRIO_PROCESS, 0, m->nice)) {
 		die("setpriority");
+	}
+	if (!strcmp(m->kind, "grow")) {
+		static struct member late = {.kind = "vector", .cpu = -1};
+		pthread_t thread;
+
+		nap(200 * NS_PER_MS);
+		if (pthread_create(&thread, NULL, member_main, &late))
+			die("pthread_create");
+		strcpy(m->kind, "nap");
 	}
 	for (;;) {
 		compute(vector);
@@ -195,7 +209,8 @@ static unsigned long long start_ticks(pid_t pid)
 	return ticks;
 }
 
-static void hint(pid_t tgid, const char *fault, unsigned int prefill, unsigned int decode)
+static void hint(pid_t tgid, const char *fault, unsigned int prefill, unsigned int decode,
+		 __u32 key)
 {
 	static const enum vstate_phase phase_of[2][2] = {
 		{VSTATE_PHASE_IDLE, VSTATE_PHASE_DECODE},
@@ -214,7 +229,6 @@ static void hint(pid_t tgid, const char *fault, unsigned int prefill, unsigned i
 		.decode_total = decode,
 	};
 	union bpf_attr attr = {.pathname = (uintptr_t)VSTATE_PHASE_MAP_PATH};
-	__u32 key = tgid;
 	int fd;
 
 	if (!strcmp(fault, "version"))
@@ -250,6 +264,22 @@ static void hint(pid_t tgid, const char *fault, unsigned int prefill, unsigned i
 		die("BPF_MAP_UPDATE_ELEM");
 }
 
+static int make_program(void)
+{
+	static const struct bpf_insn nothing[] = {
+		{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_0},
+		{.code = BPF_JMP | BPF_EXIT},
+	};
+	union bpf_attr attr = {
+		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
+		.insns = (uintptr_t)nothing,
+		.insn_cnt = 2,
+		.license = (uintptr_t)"GPL",
+	};
+
+	return bpf(BPF_PROG_LOAD, &attr);
+}
+
 static void pin(unsigned int type, unsigned int size)
 {
 	union bpf_attr attr = {
@@ -258,10 +288,10 @@ static void pin(unsigned int type, unsigned int size)
 		.value_size = size,
 		.max_entries = VSTATE_MAX_HINTS,
 	};
-	int fd = bpf(BPF_MAP_CREATE, &attr);
+	int fd = type ? bpf(BPF_MAP_CREATE, &attr) : make_program();
 
 	if (fd < 0)
-		die("BPF_MAP_CREATE");
+		die(type ? "BPF_MAP_CREATE" : "BPF_PROG_LOAD");
 	mkdir(VSTATE_PIN_DIR, 0755);
 	memset(&attr, 0, sizeof(attr));
 	attr.pathname = (uintptr_t)VSTATE_PHASE_MAP_PATH;
@@ -333,7 +363,7 @@ int main(int argc, char **argv)
 		each_thread(atoi(argv[2]), print_policy);
 	else if (!strcmp(verb, "hint") && argc > 3)
 		hint(atoi(argv[2]), argv[3], argc > 4 ? atoi(argv[4]) : 0,
-		     argc > 5 ? atoi(argv[5]) : 0);
+		     argc > 5 ? atoi(argv[5]) : 0, atoi(argv[argc > 6 ? 6 : 2]));
 	else if (!strcmp(verb, "pin") && argc > 3)
 		pin(atoi(argv[2]), atoi(argv[3]));
 	else if (!strcmp(verb, "churn"))
