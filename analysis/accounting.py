@@ -21,8 +21,14 @@ from toolchain.errors import InvalidData
 VSTATE_INSTRUCTIONS_AT_MOST = 116
 """Of a save with its restore: the upper end of the widest interval of docs/x86.md (VLEN 1024)."""
 
-_KINDS = {"window": 1, "work": 1, "waiting": 1, "rest": 1, "vector state, at most": 3}
-"""The columns, and with how many decimals."""
+_KINDS = {
+    "window": (0, 1),
+    "work": (0, 1),
+    "waiting": (0, 1),
+    "rest": (0, 1),
+    "vector state, at most": (2, 3),
+}
+"""The columns, and with how many decimals they and their changes are shown."""
 
 _MILLION = 1e6
 _NS_PER_MS = 1e6
@@ -57,7 +63,7 @@ def accounting_table(group: Group) -> Table | None:
                 str(key[0]),
                 key[1],
                 str(samples[key]["window"].n),
-                *(_shown(samples[key][kind], decimals) for kind, decimals in _KINDS.items()),
+                *(_shown(samples[key][kind], decimals) for kind, (decimals, _) in _KINDS.items()),
                 *_changes(samples[key], samples.get((key[0], "baseline")), key[1]),
             )
             for key in ordered
@@ -115,5 +121,5 @@ def _changes(
     whole = baseline["window"].mean
     return tuple(
         percent(1 + (those[kind].mean - baseline[kind].mean) / whole, decimals)
-        for kind, decimals in _KINDS.items()
+        for kind, (_, decimals) in _KINDS.items()
     )
