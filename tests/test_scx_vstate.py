@@ -78,6 +78,15 @@ target() { # KIND:CPU:NICE...
 	done
 }
 end() { busybox kill -KILL $target; wait $target; }
+beside() { # KIND:CPU:NICE: what each thread of the target runs in 2 s beside this one
+	busybox sleep 0.3
+	./workload run $1 &
+	hog=$!
+	busybox sleep 0.3
+	./workload cpu $target >/results/$name.before
+	busybox sleep 2
+	./workload cpu $target >/results/$name.end
+}
 fault() { # NAME COMMAND...
 	name=$1
 	shift
@@ -153,7 +162,7 @@ for ms in 0 200; do
 	start defer-$ms $target --policy vhot --defer-ms $ms
 	./workload cpu $target >/results/defer-$ms.before
 	busybox kill -CONT $target
-	busybox sleep 2
+	busybox sleep 4 # many turns of 250 ms: the one that the end cuts off must not count
 	./workload cpu $target >/results/defer-$ms.end
 	stop
 done
@@ -245,13 +254,7 @@ target vector:-1:0 vector:-1:0 scalar:-1:0 nap:-1:0
 busybox kill -STOP $target
 start hogged $target --policy cooperative --scope all
 busybox kill -CONT $target
-busybox sleep 0.3
-./workload run fifo:0:0 &
-hog=$!
-busybox sleep 0.2
-./workload cpu $target >/results/hogged.before
-busybox sleep 2
-./workload cpu $target >/results/hogged.end
+beside fifo:0:0
 busybox kill -KILL $hog
 busybox kill -STOP $target
 stop
@@ -264,13 +267,7 @@ target vector:-1:0 nap:-1:0 vector:-1:0 nap:-1:0
 busybox kill -STOP $target
 start beside $target --policy cooperative --sticky always --watchdog-ms 3000
 busybox kill -CONT $target
-busybox sleep 0.3
-./workload run scalar:0:0 &
-hog=$!
-busybox sleep 0.3
-./workload cpu $target >/results/beside.before
-busybox sleep 2
-./workload cpu $target >/results/beside.end
+beside scalar:0:0
 busybox kill -KILL $target
 wait $target
 busybox ls /proc/$target 2>/dev/null | busybox wc -l >/results/beside.left
