@@ -389,6 +389,13 @@ def test_an_engine_of_no_use(checkout: Checkout, version: Mapping[str, str], why
     assert why in done.error
 
 
+def test_an_image_needs_the_name_of_a_file(checkout: Checkout) -> None:
+    for name in (".", "/", os.fspath(checkout.home)):
+        done = checkout.run("image", name)
+        assert done.code == 2
+        assert "a directory; expected the name of the archive to write" in done.error
+
+
 def test_an_address_that_is_none(checkout: Checkout) -> None:
     checkout.add_recipe("x", "echo made >/out/out\n")
     done = checkout.run(
