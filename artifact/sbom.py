@@ -207,10 +207,20 @@ def _ref(package: Package) -> str:
 def _stated(sha256: str) -> tuple[str, ...]:
     """The licences that the locked package of this sha256 states."""
     rows = _packages()[sha256]
-    path = next(filter(None, map(copyright_file, rows)), None)
+    path = _copyright(rows)
     names = debian_licences(path.read_text(errors="replace")) if path is not None else []
-    source = rows[0].pool_path.split("/")[-2]
-    return tuple(names) or (f"see the copyright file of Debian's source package {source}",)
+    return tuple(names) or (
+        f"see the copyright file of Debian's source package {_source_package(rows[0])}",
+    )
+
+
+def _copyright(rows: Sequence[Package]) -> Path | None:
+    """The first copyright file that one of a package's trees has of it."""
+    return next(filter(None, map(copyright_file, rows)), None)
+
+
+def _source_package(package: Package) -> str:
+    return package.pool_path.split("/")[-2]
 
 
 def _of_tree(tree: str) -> set[str]:
@@ -244,8 +254,7 @@ def _of_built(artifact: str) -> frozenset[str]:
 def package_component(rows: Sequence[Package]) -> Component:
     """Return the component of a package, given its rows of the lock, one for each tree."""
     package = rows[0]
-    source = package.pool_path.split("/")[-2]
-    path = next(filter(None, map(copyright_file, rows)), None)
+    path = _copyright(rows)
     distro = f"{_quoted(package.version)}?arch={package.architecture}&distro={package.archive}"
     return {
         "type": "library",
@@ -256,7 +265,7 @@ def package_component(rows: Sequence[Package]) -> Component:
         "licenses": licences(_stated(package.sha256)),
         "purl": f"pkg:deb/debian/{_quoted(package.name)}@{distro}",
         "properties": _properties(
-            source=source,
+            source=_source_package(package),
             trees=", ".join(row.tree for row in rows),
             **({"copyright_sha256": _sha256(path)} if path is not None else {}),
         ),
