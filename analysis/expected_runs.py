@@ -6,7 +6,7 @@ not in the file has other inputs: nothing is expected of it, so it cannot differ
 Limit: what is accepted is what one machine saw; that a second one sees the same is the point.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,16 +54,22 @@ def compare(runs: Iterable[CollectedRun]) -> Compared:
 
 
 def remember(runs: Iterable[CollectedRun]) -> Sequence[str]:
-    """Make these runs the expected ones, in place of all others; returns a line for each."""
+    """Make these runs the expected ones; returns a line for each.  Raises InvalidData (the file).
+
+    Other cells stay, so that an experiment can be accepted in parts and on several machines; what
+    goes is a cell that these describe alike but with other inputs (an edited scheduler, say).
+    """
     judged = _judged(runs)
-    cells = {
-        run.cell_hash: {
-            "what": _what(run),
+    known = schemas.read(EXPECTED, _SCHEMA)["cells"]
+    described = {(name, _words(run)) for run in judged for name in run.experiments}
+    cells = {key: cell for key, cell in known.items() if described.isdisjoint(_names(cell))}
+    for run in judged:
+        before = _names(known[run.cell_hash]) if run.cell_hash in known else []
+        cells[run.cell_hash] = {
+            "what": _what(run, [name for name, _ in before]),
             "record_sha256": run.fingerprint,
             "figures": _figures(run),
         }
-        for run in judged
-    }
     schemas.write(EXPECTED, {"schema_version": "1", "cells": cells}, _SCHEMA)
     return [f"{_what(run)}: {run.fingerprint}" for run in judged]
 
@@ -77,9 +83,20 @@ def _judged(runs: Iterable[CollectedRun]) -> list[CollectedRun]:
     return list(first.values())
 
 
-def _what(run: CollectedRun) -> str:
+def _what(run: CollectedRun, also: Iterable[str] = ()) -> str:
+    """The cell in words, after the experiments it belongs to: those of the run and `also`."""
+    return f"{';'.join(sorted({*run.experiments, *also}))} {_words(run)}"
+
+
+def _names(cell: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each experiment of a cell of the file, with the cell's words."""
+    experiments, _, words = cell["what"].partition(" ")
+    return [(name, words) for name in experiments.split(";")]
+
+
+def _words(run: CollectedRun) -> str:
     row = run.row
-    words = [";".join(run.experiments), row["model"], label(row)]
+    words = [row["model"], label(row)]
     words += [row["scope"]] if row["scope"] else []
     words += [f"c={row['concurrency']}", f"seed={row['seed']}"]
     words += [f"bystanders={row['bystanders']}"] if row["bystanders"] else []

@@ -74,6 +74,27 @@ def test_a_line_tells_which_of_similar_cells_it_is(expected: Path) -> None:
     assert lines[2].startswith("E2 banana-tiny vhot any-dirty partial c=2 seed=1 VLEN=256: ")
 
 
+def test_what_is_accepted_replaces_only_what_it_supersedes(expected: Path) -> None:
+    (one,) = synthetic.matrix([1], policies=["vhot"], concurrencies=[2])
+    other_seed = replace(one, row={**one.row, "seed": 2}, cell_hash="0" * 12)
+    elsewhere = replace(one, experiments=("range",), cell_hash="1" * 12)
+    expected_runs.remember([one, other_seed, elsewhere])
+    edited = replace(one, cell_hash="2" * 12)  # another scheduler, the same words
+    expected_runs.remember([edited])
+    assert set(cells(expected)) == {"0" * 12, "1" * 12, "2" * 12}
+
+
+def test_a_cell_of_two_experiments_belongs_to_both_in_whichever_order(expected: Path) -> None:
+    (one,) = synthetic.matrix([1], policies=["vhot"], concurrencies=[2])
+    expected_runs.remember([replace(one, experiments=("E2",))])
+    expected_runs.remember([replace(one, experiments=("E6",))])
+    (cell,) = cells(expected).values()
+    assert cell["what"].startswith("E2;E6 banana-tiny vhot")
+    edited = replace(one, experiments=("E6",), cell_hash="2" * 12)
+    expected_runs.remember([edited])
+    assert set(cells(expected)) == {"2" * 12}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
