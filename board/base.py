@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from board import boards
-from toolchain.errors import UsageError
+from toolchain.errors import InvalidData, UsageError
 
 EMULATED_WARNINGS = ("hrtimer: interrupt took ",)
 """What the kernel of an emulated board says when a hart stood still in the middle of an interrupt,
@@ -19,11 +19,12 @@ for other harts' turns of the quantum or for the host: of the emulation, not of 
 board the same line makes a run invalid."""
 
 
-class RunFailed(Exception):
-    """A cell could not be run to its end; the run is kept, as invalid, with this reason.
+class RunFailed(InvalidData):
+    """A cell, or another guest, could not be run to its end; a run is kept, as invalid, with this.
 
     reason: guest-panic, guest-oops, guest-rcu-stall, guest-oom, guest-timeout, qemu-killed,
-        container-oom, container-timeout, no-results or agent-failed.
+        container-oom, container-timeout, board-timeout, sched-ext-missing, no-results or
+        agent-failed.
     detail: what was seen, the console's last lines included.
     facts: what is known of the run all the same, for the record's environment.
     """
@@ -38,12 +39,11 @@ class RunFailed(Exception):
 class RunVoid(Exception):
     """A cell came to no end and says nothing: the board was restarted, or emptied, under it.
 
-    It is run again.  reason and detail as for RunFailed.
+    It is run again.  reason: board-restarted, board-emptied or worker-lost.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason = reason
 
 
 class Board(Protocol):

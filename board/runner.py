@@ -6,16 +6,13 @@ touched again.
 Limit: one results folder takes one reproduction at a time.
 """
 
-import contextlib
 import dataclasses
 import random
-import signal
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import schemas
@@ -29,7 +26,7 @@ from board.execute import Outcome, execute
 from board.progress import Progress
 from board.results import Results
 from schemas.record import RECORD
-from toolchain.command import Cancelled
+from toolchain.command import Cancelled, interrupt_sets, interrupt_stops_all
 from toolchain.errors import Differs, InvalidData, UsageError
 from toolchain.say import say
 
@@ -174,9 +171,12 @@ def _execute_all(
 ) -> list[Outcome]:
     """Run the plans side by side; when one cannot go on the others are stopped, then it raises."""
     # One after the other: plans share a machine, and its calibration is made only once.
-    calibrations: list[Mapping[str, Any] | None] = [board.calibration(plan.cell) for plan in plans]
+    with interrupt_stops_all():
+        calibrations: list[Mapping[str, Any] | None] = [
+            board.calibration(plan.cell) for plan in plans
+        ]
     cancel = threading.Event()
-    with _interrupt_sets(cancel), ThreadPoolExecutor(max_workers=jobs) as pool:
+    with interrupt_sets(cancel), ThreadPoolExecutor(max_workers=jobs) as pool:
         futures = [
             pool.submit(execute, board, plan, calibration, results, progress, cancel, jobs=jobs)
             for plan, calibration in zip(plans, calibrations, strict=True)
@@ -186,35 +186,6 @@ def _execute_all(
         if not isinstance(error, Cancelled):
             raise error
     return [future.result() for future in futures]
-
-
-@contextlib.contextmanager
-def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
-    """Let Ctrl-C set the event, and raise KeyboardInterrupt only at the end of the block.
-
-    Raised at once it could strike in the middle of starting a thread, which then nobody waits for;
-    and an impatient second one would break off the stopping.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    interrupted = False
-
-    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:  # perhaps in the middle of what follows, which holds locks
-            return
-        interrupted = True
-        cancel.set()
-        say("interrupted: stopping what is running")
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def _conclude(root: Path, plans: Sequence[Plan], accept: bool) -> int:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ import schemas
 from board.base import RunFailed, opened
 from board.cell import Definitions, Overrides, plan_run
 from board.results import Results
-from board.runner import _interrupt_sets, reproduce, run_one
+from board.runner import reproduce, run_one
 from board.virtual.board import VirtualBoard
 from schemas.record import comparable, read_record
-from toolchain.command import Cancelled
+from toolchain.command import Cancelled, interrupt_sets, run
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 
 PROGRAM = Path(__file__).resolve().parent / "fake_board.py"
@@ -725,9 +726,51 @@ def test_an_interrupt_in_the_middle_of_the_first_waits_for_no_lock() -> None:
             super().set()
 
     cancel = Impatient()
-    with pytest.raises(KeyboardInterrupt), _interrupt_sets(cancel):
+    with pytest.raises(KeyboardInterrupt), interrupt_sets(cancel):
         os.kill(os.getpid(), signal.SIGINT)
     assert cancel.sets == 1 and cancel.is_set()
+
+
+def test_interrupt_during_a_calibration_stops_its_guests(
+    results: Path, known: Definitions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads have no cancel event of the runner's, and one of them has not begun yet."""
+    ended: list[str] = []
+
+    def guest(name: str) -> None:
+        try:
+            if name == "first":
+                os.kill(os.getpid(), signal.SIGINT)
+            run(["sleep", "1000"], what=name)
+        except Cancelled as error:
+            ended.append(str(error))
+            raise
+
+    def calibration(_board: FakeBoard, _cell: Mapping[str, Any]) -> dict[str, Any] | None:
+        with ThreadPoolExecutor(1) as pool:
+            futures = [pool.submit(guest, name) for name in ("first", "second")]
+            for future in futures:
+                future.result()
+        return None
+
+    monkeypatch.setattr(FakeBoard, "calibration", calibration)
+    with pytest.raises(KeyboardInterrupt):
+        run_one(FakeBoard(), Overrides(), results, definitions=known)
+    assert len(ended) == 2 and ended[1] == "second: cancelled before it started"
+    assert entries(results, "runs") == entries(results, "partial") == []
+    assert run(["true"], what="a command after it").returncode == 0
+
+
+def test_a_machine_that_cannot_be_calibrated_is_told_like_a_run(
+    results: Path, known: Definitions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calibration(_board: FakeBoard, _cell: Mapping[str, Any]) -> dict[str, Any] | None:
+        raise RunFailed("guest-timeout", "the virtual board did not end within 900 s")
+
+    monkeypatch.setattr(FakeBoard, "calibration", calibration)
+    with pytest.raises(InvalidData, match="guest-timeout: the virtual board did not end") as caught:
+        again(FakeBoard(), results, known)
+    assert caught.value.exit_code == 4
 
 
 def test_interrupt_of_one_run(results: Path, known: Definitions) -> None:

@@ -28,12 +28,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from toolchain.errors import EnvironmentUnfit, UsageError
+from toolchain.say import say
 
 GRACE_S = 5.0
 """Between TERM and KILL: llama-server and QEMU need well under a second to end in order."""
@@ -84,6 +86,56 @@ class Cancelled(Exception):
     """The caller's cancel event was set; the command has been stopped and nothing is left of it."""
 
 
+_stopping = threading.Event()
+"""Set while Ctrl-C stops every command of this process."""
+
+
+@contextlib.contextmanager
+def interrupt_sets(cancel: threading.Event) -> Iterator[None]:
+    """Let Ctrl-C set the event, and raise KeyboardInterrupt only at the end of the block.
+
+    Raised at once it could strike in the middle of starting a thread, which then nobody waits for;
+    and an impatient second one would break off the stopping.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    interrupted = False
+
+    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:  # perhaps in the middle of what follows, which holds locks
+            return
+        interrupted = True
+        cancel.set()
+        say("interrupted: stopping what is running")
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupt_stops_all() -> Iterator[None]:
+    """Let Ctrl-C stop the commands of all threads at once, then raise KeyboardInterrupt.
+
+    For work whose threads have no cancel event of the caller's.
+    """
+    try:
+        with interrupt_sets(_stopping):
+            yield
+    except Cancelled as error:
+        if _stopping.is_set():
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        _stopping.clear()
+
+
 def run(
     argv: Sequence[str | os.PathLike[str]],
     *,
@@ -111,7 +163,7 @@ def run(
     words = tuple(os.fspath(word) for word in argv)
     limit_s = None if timeout_s is None else timeout_s * timeout_scale()
     line = copy_pasteable(words, cwd=cwd, env=env)
-    if cancel is not None and cancel.is_set():
+    if _is_cancelled(cancel):
         raise Cancelled(f"{what}: cancelled before it started")
     _append_to_command_log(line)
     with contextlib.ExitStack() as stack:
@@ -214,7 +266,7 @@ def _wait(pid: int, limit_s: float | None, cancel: threading.Event | None) -> st
     deadline_s = math.inf if limit_s is None else time.monotonic() + limit_s
     pause_s = _POLL_MIN_S
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        if cancel is not None and cancel.is_set():
+        if _is_cancelled(cancel):
             return "cancelled"
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
@@ -222,6 +274,10 @@ def _wait(pid: int, limit_s: float | None, cancel: threading.Event | None) -> st
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _POLL_MAX_S)
     return "ended"
+
+
+def _is_cancelled(cancel: threading.Event | None) -> bool:
+    return _stopping.is_set() or (cancel is not None and cancel.is_set())
 
 
 def _terminate(group: int) -> None:
