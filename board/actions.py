@@ -29,7 +29,14 @@ def act(action: str, board: str, *, model: str, command: str) -> int:
     if action == "ssh":
         from board.ssh.link import Link
 
-        return Link(settings).interactive(shlex.split(command))
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise UsageError(
+                f"--command {command!r}: {error}; expected words for a POSIX shell"
+            ) from error
+        with Link(settings) as link:
+            return link.interactive(words)
     from board.virtual.interactive import Interactive
 
     emulated = Interactive(settings)

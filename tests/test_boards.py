@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from fake_board import FakeBoard, definitions, good
 
 from board import boards
+from board.actions import act
 from board.base import RunVoid, opened
 from board.boards import ssh_settings
 from board.cell import Overrides, plan_experiments
@@ -24,7 +26,9 @@ from board.ssh import program
 from board.ssh.board import SshBoard
 from board.ssh.consent import require_consent
 from board.ssh.link import Link, LinkLost
+from board.ssh.session import Patience
 from board.virtual.interactive import Interactive
+from toolchain.command import Cancelled
 from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError
 
 OWN = """
@@ -235,6 +239,101 @@ def test_what_was_changed_by_somebody_else_stays(tmp_path: Path) -> None:
     assert [line for line in answer["left"] if "somebody changed it" in line]
     assert files[0].read_text() == "schedutil\n" and files[1].read_text() == "powersave\n"
     assert changes.undo(os.fspath(root)) == {"undone": [], "left": []}
+
+
+def test_what_cannot_be_put_back_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = os.fspath(tmp_path / "d")
+    store.opened(root)
+    file = tmp_path / "governor"
+    file.write_text("schedutil\n")
+    monkeypatch.setattr(changes, "MOUNTS", ())
+    monkeypatch.setattr(changes, "VALUES", ())
+    changes.apply(root, os.fspath(file), False)
+    put_back = changes._put_back
+    monkeypatch.setattr(changes, "_put_back", lambda change: f"{change['path']}: busy")
+    assert changes.undo(root) == {"undone": [], "left": [f"{file}: busy"]}
+    monkeypatch.setattr(changes, "_put_back", put_back)
+    assert len(changes.undo(root)["undone"]) == 1 and file.read_text() == "schedutil\n"
+    assert changes.undo(root) == {"undone": [], "left": []}
+
+
+def test_changes_that_fail_half_way_say_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = os.fspath(tmp_path / "d")
+    store.opened(root)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("schedutil\n")
+    monkeypatch.setattr(changes, "MOUNTS", ())
+    monkeypatch.setattr(changes, "VALUES", ())
+    make = changes._make
+
+    def fail(change: changes.Change) -> None:
+        if change["path"].endswith("b"):
+            raise OSError(16, "Device or resource busy", change["path"])
+        make(change)
+
+    monkeypatch.setattr(changes, "_make", fail)
+    with pytest.raises(Refused, match="b: Device or resource busy; all is as it was"):
+        changes.apply(root, f"{tmp_path}/[ab]", False)
+    assert (tmp_path / "a").read_text() == "schedutil\n"
+    monkeypatch.setattr(changes, "_put_back", lambda change: f"{change['path']}: gone")
+    with pytest.raises(Refused, match=r"busy; not undone: .*b: gone; .*a: gone"):
+        changes.apply(root, f"{tmp_path}/[ab]", False)
+
+
+def test_a_log_is_handed_over_byte_by_byte(tmp_path: Path) -> None:
+    """A character that ends in the next piece decodes to more bytes than it had."""
+    run = tmp_path / "runs" / "r"
+    run.mkdir(parents=True)
+    text = "x" * 65535 + "\u00b5" + "y" * 10
+    (run / "agent.log").write_text(text)
+    got, offset = "", 0
+    while offset < len(text.encode()):
+        state = runs.status(os.fspath(tmp_path), "r", offset, "")
+        got, offset = got + state["log"], offset + state["log_bytes"]
+    assert got.count("y") == 10 and got.startswith("x" * 65535)
+
+
+def test_a_lost_link_is_not_waited_for_once_cancelled() -> None:
+    cancel = threading.Event()
+    cancel.set()
+    patience = Patience("mine", time.monotonic() + 1e6, cancel)
+    with pytest.raises(Cancelled, match="board mine: cancelled while the link was lost"):
+        patience.lost(LinkLost("no connection"))
+
+
+def test_an_interrupted_question_leaves_no_answer_behind(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+
+    class Asked:
+        def ask(self, _question: Mapping[str, Any], _timeout_s: float) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
+    with Link(ssh_settings("mine")) as link:
+        monkeypatch.setattr(link, "_channel", lambda root: Asked())
+        monkeypatch.setattr(link, "_close", lambda: closed.append(True))
+        with pytest.raises(KeyboardInterrupt):
+            link.ask("facts")
+        assert closed == [True]
+
+
+def test_without_an_ssh_client(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with Link(ssh_settings("mine")) as link:
+        with pytest.raises(EnvironmentUnfit, match="ssh: not in PATH: install the package openssh"):
+            link.ask("hello", {"directory": "bananaos"})
+        with pytest.raises(EnvironmentUnfit, match="ssh: not in PATH"):
+            link.interactive([])
+
+
+def test_words_that_are_none(own: Path) -> None:
+    with pytest.raises(UsageError, match=r"--command \"it's\": No closing quotation; expected"):
+        act("ssh", "mine", model="banana-tiny", command="it's")
 
 
 def test_changes_of_another_boot_are_forgotten(

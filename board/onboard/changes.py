@@ -63,24 +63,34 @@ def apply(directory: str, governors: str, flashed: bool) -> list[Change]:
             _make(change)
             done.append(change)
     except OSError as error:
-        undo(directory)
-        raise Refused(f"{error.filename}: {error.strerror}; all is as it was") from error
+        left = undo(directory)["left"]
+        after = f"not undone: {'; '.join(left)}" if left else "all is as it was"
+        raise Refused(f"{error.filename}: {error.strerror}; {after}") from error
     _remember(root, made, known["flashed"] or flashed)
     return done
 
 
 def undo(directory: str) -> dict[str, list[str]]:
-    """Put back what was changed; returns what was undone and what could not be, a line each."""
+    """Put back what was changed; returns what was undone and what could not be, a line each.
+
+    What is still in force afterwards stays written down, for the next try.
+    """
     root = Path(directory)
     undone: list[str] = []
     left: list[str] = []
+    kept: list[Change] = []
     for change in reversed(state(directory)["changes"]):
         line = _put_back(change)
         if line is None:
             undone.append(words(change))
         else:
             left.append(line)
-    (root / "state.json").unlink(missing_ok=True)
+            if _in_force(change):  # what somebody else changed meanwhile is theirs
+                kept.insert(0, change)
+    if kept:
+        _remember(root, kept, flashed=False)
+    else:
+        (root / "state.json").unlink(missing_ok=True)
     return {"undone": undone, "left": left}
 
 
@@ -130,6 +140,12 @@ def _put_back(change: Change) -> str | None:
     except OSError as error:
         return f"{path}: {error.strerror}"
     return None
+
+
+def _in_force(change: Change) -> bool:
+    if change["what"] == "mount":
+        return change["type"] in _mounted(change["path"])
+    return text(change["path"]) == change["new"]
 
 
 def _remember(root: Path, changes: Sequence[Change], flashed: bool) -> None:

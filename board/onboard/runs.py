@@ -111,15 +111,16 @@ def status(directory: str, token: str, log_offset: int, temperatures: str) -> di
     run = Path(directory) / "runs" / token
     alive = _alive(run)  # before the exit file is looked for: it is written last
     code = text(run / "exit")
-    log = ""
+    log = b""
     with contextlib.suppress(OSError), (run / "agent.log").open("rb") as stream:
         stream.seek(log_offset)
-        log = stream.read(65536).decode(errors="replace")
+        log = stream.read(65536)
     return {
         "known": run.is_dir(),
         "going": code is None and alive,
         "exit_code": None if code is None else int(code),
-        "log": log,
+        "log": log.decode(errors="replace"),
+        "log_bytes": len(log),  # a character that is cut in two decodes to more
         "boot_id": boot_id(),
         "free_bytes": shutil.disk_usage(directory).free if Path(directory).is_dir() else 0,
         "temperature_c": hottest_c(temperatures),

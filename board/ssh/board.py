@@ -106,11 +106,12 @@ class SshBoard:
         try:
             self._ensure_ready(cell, patience, cancel)
             before_c, waited_s = self._cool_down(cancel, patience)
-            token = self._start(cell, directory.name, patience)
+            token = directory.name
             try:
+                self._start(cell, token)  # the link may be lost after the board took it
                 after = self._watch(token, deadline_s, directory, patience, cancel)
                 self._require_room(after)
-                self._fetch(token, directory, patience, cancel)
+                self._fetch(token, directory, patience)
             except BaseException:
                 with contextlib.suppress(LinkLost):
                     self._session.ask("stop", root=True, token=token, timeout_s=STOP_S)
@@ -217,7 +218,7 @@ class SshBoard:
             if cancel.wait(min(COLD_POLL_S, 1 + self._settings.cooling_s / 10)):
                 raise Cancelled(f"board {self.name}: cancelled while it cooled down")
 
-    def _start(self, cell: Mapping[str, Any], token: str, patience: Patience) -> str:
+    def _start(self, cell: Mapping[str, Any], token: str) -> None:
         directory = self._session.directory
         there = f"{directory}/artifacts"
         used = tools_of(cell)
@@ -239,7 +240,6 @@ class SshBoard:
         self._session.ask(
             "start", root=True, token=token, argv=argv, files=files, cwd=f"{there}/agent"
         )
-        return token
 
     def _watch(
         self,
@@ -255,7 +255,7 @@ class SshBoard:
         with (directory / LOG).open("w") as log:
             while True:
                 state = self._state(token, offset, patience)
-                offset += len(state["log"].encode(errors="replace"))
+                offset += state["log_bytes"]
                 log.write(state["log"])
                 log.flush()
                 if state["boot_id"] != self._session.boot_id:
@@ -287,9 +287,7 @@ class SshBoard:
             except LinkLost as error:
                 patience.lost(error)
 
-    def _fetch(
-        self, token: str, directory: Path, patience: Patience, cancel: threading.Event
-    ) -> None:
+    def _fetch(self, token: str, directory: Path, patience: Patience) -> None:
         """Bring the results here, verified, and remove them there."""
         archive = directory / "results.tar"
         while True:
@@ -305,8 +303,6 @@ class SshBoard:
                 break
             except LinkLost as error:
                 patience.lost(error)
-                if cancel.is_set():
-                    raise Cancelled(f"board {self.name}: cancelled") from error
         with tarfile.open(archive) as tar:
             extract(tar, directory)
         archive.unlink()

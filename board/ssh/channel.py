@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolchain.errors import EnvironmentUnfit
+
 _END_S = 3.0
 
 
@@ -28,20 +30,28 @@ class ChannelEnded(Exception):
         self.said = said
 
 
+def no_client(error: FileNotFoundError) -> EnvironmentUnfit:
+    """The failure to raise where there is no ssh."""
+    return EnvironmentUnfit(f"{error.filename}: not in PATH: install the package openssh-client")
+
+
 class Channel:
     """The program started by `argv`, whose standard error goes to the file `errors`."""
 
     def __init__(self, argv: Sequence[str], errors: Path) -> None:
         self._errors = errors
         self._buffer = b""
-        with errors.open("wb") as log:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
+        try:
+            with errors.open("wb") as log:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except FileNotFoundError as error:
+            raise no_client(error) from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
 

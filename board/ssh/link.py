@@ -28,7 +28,7 @@ from typing import Any
 
 from board.boards import SshSettings
 from board.ssh import program
-from board.ssh.channel import Channel, ChannelEnded
+from board.ssh.channel import Channel, ChannelEnded, no_client
 from toolchain.command import CommandFailed, run
 from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError, cannot_write
 
@@ -107,6 +107,9 @@ class Link:
                 except ChannelEnded as error:
                     self._close()
                     raise self._explained(error, verb) from error
+                except BaseException:
+                    self._close()  # an answer that is still to come is nobody's
+                    raise
             outcome = "answer" if "answer" in answer else "refused"
         finally:
             # Without what goes with the question, which may be a program.
@@ -152,7 +155,11 @@ class Link:
     def interactive(self, words: Sequence[str]) -> int:
         """Hand the terminal to ssh; `words` is a command, none is a shell; its exit code."""
         argv = ["ssh", *self._options(batch=False), *self._login()]
-        return subprocess.run([*argv, "--", shlex.join(words)] if words else argv).returncode
+        argv += ["--", shlex.join(words)] if words else []
+        try:
+            return subprocess.run(argv).returncode
+        except FileNotFoundError as error:
+            raise no_client(error) from error
 
     @property
     def host_key(self) -> str:

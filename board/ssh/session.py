@@ -24,6 +24,7 @@ from board.ssh import payload
 from board.ssh.consent import require_consent
 from board.ssh.link import Link, LinkLost
 from board.ssh.payload import Item
+from toolchain.command import Cancelled
 from toolchain.errors import EnvironmentUnfit, InvalidData
 from toolchain.recipe import build
 from toolchain.say import say
@@ -225,13 +226,17 @@ class Patience:
         self._lost = False
 
     def lost(self, error: LinkLost) -> None:
-        """Take note that the link is lost and wait a little; re-raises when it is too late."""
+        """Take note that the link is lost and wait a little.
+
+        Raises the error when it is too late, and Cancelled.
+        """
         if time.monotonic() > self._deadline_s:
             raise error
         if not self._lost:
             say(f"board {self._board}: link lost ({str(error).splitlines()[0]}); trying again")
         self._lost = True
-        self._cancel.wait(2.0)
+        if self._cancel.wait(2.0):
+            raise Cancelled(f"board {self._board}: cancelled while the link was lost") from error
 
     def found(self) -> None:
         """Take note that the board answers."""
