@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from board.virtual import boot
 from toolchain import cache, clean
 from toolchain.errors import UsageError
 from toolchain.lock import read_lock
@@ -102,6 +103,7 @@ def test_what_verify_is_at_is_left_alone(place: Path) -> None:
         ("verify/elsewhere-x/f", "verify"),
         ("downloads/x", "downloads"),
         ("build/nix-x/f", "nix-store"),
+        ("downloads/.name.new", "source-name"),
     ],
 )
 def test_what_one_lock_guards_for_all_is_left_alone(place: Path, path: str, lock: str) -> None:
@@ -113,6 +115,17 @@ def test_what_one_lock_guards_for_all_is_left_alone(place: Path, path: str, lock
         assert (place / path).exists()
     clean.clean(14, everything=True)
     assert not (place / path).exists()
+
+
+def test_a_running_guest_s_folder_is_left_alone(place: Path) -> None:
+    with boot._scratch() as scratch:
+        clean.clean(14, everything=False)
+        clean.clean(14, everything=True)
+        assert scratch.is_dir()
+    left = place / "build" / "boot-killed"
+    left.mkdir()
+    clean.clean(14, everything=False)
+    assert not left.exists()
 
 
 def test_all_of_it(place: Path) -> None:

@@ -36,16 +36,17 @@ def clean(days: int, everything: bool) -> None:
     freed_bytes = 0
     for path, why in _everything() if everything else _unneeded(time.time() - days * DAY_S):
         size_bytes = _size_bytes(path)
-        if not _free(path):
-            say(f"clean: {path.name}: in use, left alone")
-            continue
-        try:
-            if path.is_dir():
-                remove_tree(path)
-            else:
-                path.unlink()
-        except OSError as exc:
-            raise cannot_write(path, exc) from exc
+        with _free(path) as free:  # nobody may begin to use it before it is gone
+            if not free:
+                say(f"clean: {path.name}: in use, left alone")
+                continue
+            try:
+                if path.is_dir():
+                    remove_tree(path)
+                else:
+                    path.unlink()
+            except OSError as exc:
+                raise cannot_write(path, exc) from exc
         say(f"clean: {path.relative_to(cache_dir())}: {why}, {size_bytes / 1e6:.1f} MB")
         freed_bytes += size_bytes
     print(f"{freed_bytes / 1e6:.0f} MB of {cache_dir()} given back")
@@ -77,7 +78,7 @@ def _unneeded(before: float) -> Iterator[tuple[Path, str]]:
         if path.is_file() and not path.with_suffix("").is_dir():
             yield path, "of a tree that is gone"
     for path in _below(root / "verify"):
-        if path.is_dir() and _free(path):
+        if path.is_dir():
             yield path, "kept by ./inv verify for a look"
     wanted = {package.sha256 for package in read_lock()} | {s.sha256 for s in sources().values()}
     for path in _below(root / "downloads"):
@@ -106,20 +107,28 @@ def _size_bytes(path: Path) -> int:
     )
 
 
-def _free(path: Path) -> bool:
-    """Whether nobody holds the lock that guards it (see cache.exclusive)."""
+@contextlib.contextmanager
+def _free(path: Path) -> Iterator[bool]:
+    """Whether nobody holds a lock that guards it (cache.exclusive); until the end nobody can."""
     name = path.name.removeprefix(".").removesuffix(".new")
     guards = {name, f"rootfs-{name}"}
     if path.parent.name in ("verify", "downloads"):  # one lock for all that lies there
-        guards = {path.parent.name}
+        guards = {path.parent.name, f"source-{name}"}
     elif path.parent.name == "build" and name.startswith(nix_driver.PLACES):
         guards.add(nix_driver.LOCK)
-    for guard in guards:
-        lock = cache_dir() / "locks" / f"{guard}.lock"
-        if lock.is_file():
-            with lock.open() as stream:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
+    locks = [cache_dir() / "locks" / f"{guard}.lock" for guard in sorted(guards)]
+    if path.parent.name == "build" and path.is_dir():
+        locks.append(path)  # a guest's own folder, locked itself (board/virtual/boot.py)
+    with contextlib.ExitStack() as stack:
+        yield all(_locked(lock, stack) for lock in locks if lock.exists())
+
+
+def _locked(lock: Path, stack: contextlib.ExitStack) -> bool:
+    """Whether the lock could be had; it is given back with the stack."""
+    descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True

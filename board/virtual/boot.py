@@ -7,6 +7,8 @@ Limit: the wall-clock deadline depends on the host; hitting it makes a run inval
 """
 
 import contextlib
+import fcntl
+import os
 import re
 import shutil
 import tarfile
@@ -210,11 +212,14 @@ def _scratch() -> Iterator[Path]:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix="boot-", dir=parent))
+        in_use = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
         raise EnvironmentUnfit(
             f"{parent}: cannot write: {exc.strerror}; free some space or make it writable"
         ) from exc
     try:
+        fcntl.flock(in_use, fcntl.LOCK_SH)  # ./inv clean leaves it alone
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(in_use)
