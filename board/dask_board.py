@@ -23,6 +23,7 @@ from board.cell import tools_of
 from board.virtual.board import VirtualBoard
 from toolchain.command import Cancelled
 from toolchain.errors import ArtifactError, EnvironmentUnfit, UsageError
+from toolchain.paths import REPO
 
 CONNECT_S = 15.0
 POLL_S = 0.5
@@ -95,7 +96,8 @@ class DaskBoard(VirtualBoard):
 def dask_board(address: str) -> Iterator[DaskBoard]:
     """The virtual board on the workers of the scheduler at `address`, such as tcp://host:8786.
 
-    Raises UsageError for what is no address, EnvironmentUnfit without library, scheduler or worker.
+    Raises UsageError for what is no address, EnvironmentUnfit without library, scheduler or worker,
+    and where these cannot import this checkout.
     """
     library = _distributed()
     # What its threads would say of a lost connection is said by the exceptions.
@@ -118,7 +120,20 @@ def dask_board(address: str) -> Iterator[DaskBoard]:
             raise EnvironmentUnfit(
                 f"--dask {address}: the scheduler has no worker; start some: dask worker {address}"
             ) from error
+        try:
+            client.submit(_here, pure=False).result()
+        except Exception as error:  # Dask has no type of its own for it; the scheduler unpacks, too
+            raise EnvironmentUnfit(
+                f"--dask {address}: the scheduler or a worker cannot use this checkout: "
+                f"{str(error).splitlines()[0]}; start both in a checkout, with PYTHONPATH=. "
+                "(docs/scale.md)"
+            ) from error
         yield DaskBoard(client)
+
+
+def _here() -> str:
+    """On a worker: where its checkout lies; found only where it has one."""
+    return str(REPO)
 
 
 def run_there(cell: Mapping[str, Any], deadline_s: float, stop: str) -> dict[str, Any]:
@@ -131,7 +146,7 @@ def run_there(cell: Mapping[str, Any], deadline_s: float, stop: str) -> dict[str
     here = execute.host()
     try:
         inputs = board.prepare(cell["model"], tools_of(cell))
-    except (ArtifactError, EnvironmentUnfit, UsageError) as error:
+    except ArtifactError as error:
         return answer | {"refused": f"a worker cannot prepare the cell: {error}"}
     if differing := sorted(k for k, v in cell["inputs"].items() if inputs.get(k) != v):
         return answer | {
@@ -147,6 +162,8 @@ def run_there(cell: Mapping[str, Any], deadline_s: float, stop: str) -> dict[str
             answer["facts"] = {**here, **facts}
         except RunFailed as error:
             answer["failed"] = (error.reason, error.detail, {**here, **error.facts})
+        except ArtifactError as error:  # not raised: not all of them survive the way back
+            return answer | {"refused": f"a worker cannot run the cell: {error}"}
         except Cancelled:
             return answer | {"refused": "taken back"}
         answer["files"] = _files(Path(name))

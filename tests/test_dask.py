@@ -43,8 +43,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 class Cluster:
     """A scheduler on this machine and its workers."""
 
-    def __init__(self, environment: dict[str, str], place: Path) -> None:
-        self.environment = environment
+    def __init__(
+        self, environment: dict[str, str], place: Path, scheduler: dict[str, str] | None = None
+    ) -> None:
+        self.environment = scheduler or environment
         self.place = place
         self.processes: list[subprocess.Popen[bytes]] = []
         told = place / "scheduler.json"
@@ -52,6 +54,7 @@ class Cluster:
         self._start("-m", "distributed.cli.dask_scheduler", *words, "--scheduler-file", str(told))
         eventually(told.exists)
         self.address = json.loads(told.read_text())["address"]
+        self.environment = environment
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.place / "cluster.log").open("ab") as log:
@@ -82,6 +85,13 @@ class Cluster:
         assert "Traceback" not in err, err
         return process.returncode, err
 
+    def close(self) -> None:
+        """End all of it, the scheduler last."""
+        for process in reversed(self.processes):
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(WAIT_S)
+
 
 def definitions_file(place: Path) -> Path:
     return definitions(place).path
@@ -96,14 +106,8 @@ def eventually(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def cluster(environment: dict[str, str], tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(environment, tmp_path)
-    try:
+    with contextlib.closing(Cluster(environment, tmp_path)) as cluster:
         yield cluster
-    finally:
-        for process in reversed(cluster.processes):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(WAIT_S)
 
 
 def names(results: Path, kind: str) -> list[str]:
@@ -129,6 +133,18 @@ def test_nobody_there(cluster: Cluster, tmp_path: Path) -> None:
     code, err = cluster.reproduce(tmp_path / "results")
     assert code == 3 and "no scheduler answers within 15 s; start one: dask scheduler" in err
     assert not (tmp_path / "results").exists()
+
+
+def test_a_scheduler_outside_of_a_checkout(environment: dict[str, str], tmp_path: Path) -> None:
+    place, _ = environment["PYTHONPATH"].split(":")
+    bare = {**environment, "PYTHONPATH": place}
+    with contextlib.closing(Cluster(environment, tmp_path, scheduler=bare)) as cluster:
+        cluster.worker()
+        code, err = cluster.reproduce(tmp_path / "r")
+    assert code == 3
+    assert "the scheduler or a worker cannot use this checkout: " in err
+    assert "start both in a checkout, with PYTHONPATH=." in err
+    assert names(tmp_path / "r", "void") == []
 
 
 def test_another_checkout_runs_nothing(cluster: Cluster, tmp_path: Path) -> None:
