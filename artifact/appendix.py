@@ -60,7 +60,7 @@ def appendix(out: Path) -> None:
         out.write_bytes(pdf(text))
         out.with_suffix(".md").write_text(text, encoding="utf-8")
     except OSError as exc:
-        raise cannot_write(out, exc) from exc
+        raise cannot_write(out, exc, None) from exc
     print(out.with_suffix(".md"))
     print(out)
 

@@ -84,7 +84,7 @@ def write(path: Path, top: str, members: Iterable[Member], key: Path | None = No
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         temporary.replace(path)
     except OSError as exc:
-        raise cannot_write(path, exc) from exc
+        raise cannot_write(path, exc, None) from exc
     finally:
         temporary.unlink(missing_ok=True)
     return digest

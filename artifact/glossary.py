@@ -13,7 +13,7 @@ from typing import Any
 
 import schemas
 from artifact.appendix import table
-from toolchain.errors import InvalidData, cannot_write
+from toolchain.errors import InvalidData
 from toolchain.paths import REPO
 from toolchain.tomlfile import read_toml
 
@@ -59,11 +59,7 @@ def page() -> str:
 
 def write() -> None:
     """Write the page; raises EnvironmentUnfit when it cannot be written."""
-    text = page()
-    try:
-        PAGE.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise cannot_write(PAGE, exc) from exc
+    schemas.replace_text(PAGE, page())
     print(PAGE)
 
 

@@ -1,8 +1,8 @@
 """The ways a verb may fail, each with its documented exit code.
 
 Promise: whatever goes wrong for a reason outside this code is raised as one of these, and str() of
-it is the single line a person needs: what, got, expected, and what to do next.  tasks.py prints
-that line and exits with the code; there is no traceback.
+it is the line a person needs: what, got, expected, and what to do next; of a command that failed
+its last lines follow.  toolchain/cli.py prints it and exits with the code; there is no traceback.
 Limit: a traceback that does reach the terminal is a bug of this package, not bad input.
 """
 
@@ -40,17 +40,20 @@ class InvalidData(ArtifactError):
     exit_code = 4
 
 
-def cannot_write(path: Path, exc: OSError, variable: str = "XDG_CACHE_HOME") -> EnvironmentUnfit:
-    """Return the failure to raise when a file outside the checkout could not be written.
+def cannot_write(
+    path: Path, exc: OSError, variable: str | None = "XDG_CACHE_HOME"
+) -> EnvironmentUnfit:
+    """Return the failure to raise when a file could not be written: the reason and a cure.
 
-    It says the reason and a cure.  variable: what moves the place; the cache's unless told.
+    variable: what moves the place, the cache's unless told; None: the command line names the file.
     """
+    elsewhere = f"set {variable} to" if variable else "name a file in"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        cure = f"free some space, or set {variable} to a directory that has it"
+        cure = f"free some space, or {elsewhere} a directory that has it"
     elif exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        cure = f"make it writable, or set {variable} to a directory that is"
+        cure = f"make it writable, or {elsewhere} a directory that is"
     else:
-        cure = f"see to it, or set {variable} to another directory"
+        cure = f"see to it, or {elsewhere} another directory"
     return EnvironmentUnfit(
         f"{path}: cannot write: {exc.strerror or exc}; {cure}, and run the same command again"
     )
