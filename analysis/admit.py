@@ -40,6 +40,11 @@ DECIDES_A_RUN = (
     "kernel",
     "llama.cpp",
     "sched_ext",
+    # The compilers, the emulator and the sources that all of these are built with.
+    "toolchain/debian.lock",
+    "toolchain/environment.toml",
+    "toolchain/fixups.toml",
+    "toolchain/sources.toml",
 )
 """Paths of the checkout on which the outcome of a run depends."""
 
