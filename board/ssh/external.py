@@ -19,8 +19,7 @@ from board.boards import SshSettings
 from board.ssh.payload import check_release
 from board.ssh.session import Session
 from kernel import lint
-from toolchain.command import CommandFailed
-from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError, cannot_write
+from toolchain.errors import InvalidData, UsageError, cannot_write
 from toolchain.inside import run_inside
 from toolchain.paths import REPO
 from toolchain.say import say
@@ -68,19 +67,19 @@ def build_for_board(source: Path, settings: SshSettings) -> Path:
             "/recipe/vstate_profiler.c": ROOM / "vstate_profiler.c",
             "/recipe/Makefile": ROOM / "Makefile",
         }
+        run_inside(
+            ["sh", "-eu", "/recipe/external.sh", facts["build_id"]],
+            what=f"build the profiler module against {source}",
+            binds=binds,
+            writable={"/build": work, "/out": out},
+            log=log,
+        )
+        fresh = kept.with_name(f".{kept.name}.new")
         try:
-            run_inside(
-                ["sh", "-eu", "/recipe/external.sh", facts["build_id"]],
-                what=f"build the profiler module against {source}",
-                binds=binds,
-                writable={"/build": work, "/out": out},
-                log=log,
-            )
-        except CommandFailed as error:
-            raise EnvironmentUnfit(str(error)) from error
-        try:
+            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.copytree(out, fresh)
             shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(out, kept)
+            fresh.replace(kept)
         except OSError as error:
             raise cannot_write(kept, error, "XDG_STATE_HOME") from error
     say(f"board {settings.name}: module, types and header for {release}: {kept}")

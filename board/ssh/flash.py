@@ -12,7 +12,7 @@ from board.ssh import payload
 from board.ssh.board import STOP_S
 from board.ssh.consent import require_consent
 from board.ssh.session import Session
-from toolchain.errors import EnvironmentUnfit, InvalidData
+from toolchain.errors import EnvironmentUnfit
 from toolchain.say import say
 
 
@@ -26,9 +26,7 @@ def flash(settings: SshSettings, model: str | None, *, yes: bool) -> None:
         used = list(payload.ALL)
         try:
             payload.check_module(settings, facts)
-        except (EnvironmentUnfit, InvalidData) as error:
-            if isinstance(error, InvalidData):
-                raise
+        except EnvironmentUnfit as error:
             say(f"without the profiler: {error}")
             used.remove("profiler")
         changed = session.supply(payload.items(settings, model, used))

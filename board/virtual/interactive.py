@@ -259,7 +259,13 @@ class Interactive:
         finally:
             os.close(log)
             os.close(nothing)
-        (self._run / "pid").write_text(f"{pid} {_start_time(pid)}\n")
+        try:
+            (self._run / "pid").write_text(f"{pid} {_start_time(pid)}\n")
+        except BaseException as error:
+            self._kill(pid)
+            if isinstance(error, OSError):
+                raise cannot_write(self._run, error, "XDG_STATE_HOME") from error
+            raise
         return pid
 
     def _await_ssh(self, pid: int, deadline_s: float, ready_s: float) -> None:

@@ -53,7 +53,7 @@ def shell(model: str) -> int:
         }
         argv = ["sh", "-eu", "/recipe/boot.sh", *qemu]
         writable = {"/build": root / "build"}
-        # The one command that is not run by toolchain.command: it needs the terminal.
+        # Not run by toolchain.command: it needs the terminal.
         command = entering(argv, binds, writable, root / "mounts")
         return subprocess.run(
             command, env=dict(ENVIRONMENT, TERM=os.environ.get("TERM", "linux"))

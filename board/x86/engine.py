@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import Mount
 
@@ -78,8 +79,9 @@ class ContainerEngine:
         try:
             with contextlib.closing(_open(self._address)) as client:
                 yield client
-        except (DockerException, OSError) as error:  # a broken connection is an OSError
-            line = str(error).splitlines()[0][:400]
+        # A broken connection is an OSError; the SDK reads some answers through urllib3 unwrapped.
+        except (DockerException, OSError, urllib3.exceptions.HTTPError) as error:
+            line = (str(error) or type(error).__name__).splitlines()[0][:400]
             raise EnvironmentUnfit(
                 f"{self.name}: the engine refused or went away: {line}; see to it and run the same "
                 "command again, or pass --engine none"

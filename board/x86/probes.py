@@ -3,9 +3,10 @@
     results/x86/<board>/xstate.json, switch_bench.json     this processor, in the container
     results/x86/virtual/switch_bench-<VLEN>.json           the virtual board, in instructions
 
-Promise: each file is checked against its schema and written whole; what is there and of the same
-programs is not measured again.  The virtual board's are the same for everybody.
-Limit: the first boot of the virtual board needs its kernel, which takes a quarter of an hour.
+Promise: each file is checked against its schema and written whole.  The virtual board's are the
+same for everybody.
+Limit: what is there of x86 is not measured again, by whichever programs it was made: remove the
+file for that.  The first boot of the virtual board needs its kernel, a quarter of an hour.
 """
 
 import shutil
