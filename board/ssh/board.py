@@ -21,7 +21,7 @@ from board.base import RunFailed, RunVoid
 from board.boards import SshSettings
 from board.cell import tools_of
 from board.ssh import payload
-from board.ssh.doctor import STOCK
+from board.ssh.doctor import STOCK, hardware
 from board.ssh.link import LinkLost
 from board.ssh.session import Patience, Session
 from board.virtual.boot import extract
@@ -143,32 +143,11 @@ class SshBoard:
     def _look(self) -> None:
         """Learn what the board is, and refuse one that is another than boards.toml says."""
         self._facts = self._session.facts()
-        expected = self._settings
-        for what, found, wanted, fits in (
-            (
-                "SoC",
-                ", ".join(self._facts["soc"]),
-                expected.soc,
-                any(expected.soc in name for name in self._facts["soc"]),
-            ),
-            ("harts", self._facts["harts"], expected.harts, self._facts["harts"] == expected.harts),
-            (
-                "VLEN in bits",
-                self._facts["vlen"]["bits"] or self._facts["vlen"]["why"],
-                expected.vlen_bits,
-                self._facts["vlen"]["bits"] == expected.vlen_bits,
-            ),
-            (
-                "missing extensions",
-                " ".join(self._facts["missing_extensions"]),
-                "none",
-                not self._facts["missing_extensions"],
-            ),
-        ):
-            if not fits:
+        for one in hardware(self._settings, self._facts):
+            if one.level == "error":
                 raise EnvironmentUnfit(
-                    f"board {self.name}: {what}: got {found or 'none'}, expected {wanted}: another "
-                    "board than boards.toml says"
+                    f"board {self.name}: {one.name}: got {one.got}, expected {one.expected}: "
+                    "another board than boards.toml says"
                 )
 
     def _ensure_ready(

@@ -141,7 +141,7 @@ def _checks(
         facts["sudo"] is None,
         "a line in /etc/sudoers.d; docs/board.md, `Reaching it`",
     )
-    yield from _hardware(settings, facts)
+    yield from hardware(settings, facts)
     yield from _kernel(facts)
     yield from _steadiness(settings, facts)
     yield from _room(settings, facts, model_mib)
@@ -149,7 +149,8 @@ def _checks(
     yield from _cleanliness(facts)
 
 
-def _hardware(settings: SshSettings, facts: Mapping[str, Any]) -> Iterator[Check]:
+def hardware(settings: SshSettings, facts: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether it is the board that boards.toml says; facts: board/onboard/facts.py's."""
     other = "name the board you mean, or correct its table in boards.toml"
     yield _check(
         "architecture", facts["architecture"], "riscv64", facts["architecture"] == "riscv64", other
