@@ -131,7 +131,7 @@ def _make_checkout(repo: Path, root: Path, wheels: Path) -> Checkout:
     (root / "tasks.py").write_text(TASKS)
     shutil.copy(repo / "inv", root)
     (root / "toolchain").mkdir()
-    for module in ("__init__", "cli", "command", "errors"):
+    for module in ("__init__", "cli", "command", "errors", "say"):
         shutil.copy(repo / "toolchain" / f"{module}.py", root / "toolchain")
     kept = {
         k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "BANANAOS_", "INVOKE_"))
@@ -228,7 +228,9 @@ def test_a_foreseen_failure_is_one_line(used: Checkout, way: str, kind: str, cod
         ),
         (["zebra", "--times"], "--times: a value is missing"),
         (["zebra", "--name"], "--name: a value is missing"),
-        (["zebra", "-n", "--times", "2"], "--name: a value is missing"),
+        (["zebra", "--name", "--times", "2"], "--name: a value is missing"),
+        (["zebra", "--name", ""], "--name: got an empty value"),
+        (["zebra", "-n", "a"], "'-n' is no verb and nothing that fits here"),
         (["fail"], "'fail' did not receive required positional arguments: 'kind'"),
         (["--help", "zoo"], "'zoo' is no verb and nothing that fits here"),
         (["--list", "zoo"], "Sub-collection 'zoo' not found!"),

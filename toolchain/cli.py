@@ -50,7 +50,8 @@ def task(*, group: str, words: str | None = None, **options: Any) -> Callable[[B
     """
 
     def decorate(body: Body) -> "Task[Body]":
-        made: Task[Body] = invoke.tasks.task(**options)(body)
+        # By the order of the options -a would be --accept here and --any-commit there.
+        made: Task[Body] = invoke.tasks.task(auto_shortflags=False, **options)(body)
         made.group = group  # type: ignore[attr-defined]
         made.words = words  # type: ignore[attr-defined]
         return made
@@ -139,7 +140,14 @@ class Program(invoke.program.Program):
         return words
 
     def _refuse_missing_values(self, words: Sequence[str]) -> None:
-        """Refuse an option that may be repeated and has no value; invoke takes it for absent."""
+        """Refuse an option without a value, which may be repeated (invoke takes it for absent).
+
+        And an empty one, as of an unset variable of a shell: it would be taken for absent, too.
+        """
+        for argument in (one for verb in self.tasks for one in verb.args.values()):
+            given = argument.value if argument.got_value else None
+            if given == "" or (isinstance(given, list) and "" in given):
+                raise ParseError(f"--{argument.name}: got an empty value")
         for word, following in itertools.pairwise([*words, "--"]):
             for flags in (verb.flags for verb in self.tasks if word in verb.flags):
                 if flags[word].kind is list and following.startswith("-"):
