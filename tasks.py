@@ -32,8 +32,12 @@ YES = "agree to what is done as root on a real board, which is listed first"
         "dask": "address of a Dask scheduler whose workers run the cells (docs/scale.md)",
         "report": REPORT,
         "shard": "K/N: only the K-th of N parts of the cells, for N machines; see ./inv merge",
+        "policy": "only cells of this policy; may be repeated",
+        "scope": "of the policies that have one, only cells with this scope; may be repeated",
+        "concurrency": "only cells with this concurrency; may be repeated",
+        "seed": "only cells with this seed; may be repeated",
     },
-    iterable=["experiment"],
+    iterable=["experiment", "policy", "scope", "concurrency", "seed"],
 )
 def reproduce(
     _: Context,
@@ -46,12 +50,17 @@ def reproduce(
     dask: str = "",
     report: str = "report",
     shard: str = "1/1",
+    policy: list[str] | None = None,
+    scope: list[str] | None = None,
+    concurrency: list[str] | None = None,
+    seed: list[str] | None = None,
     yes: bool = False,
 ) -> None:
     """Run the experiments that have no valid run yet, judge the claims.  Resumes where it stopped.
 
-    Ends with a table of the runs, then the verdicts by all runs of the results folder that fit
-    together (./inv analyze), unless only a shard was run.  Exit codes: 0 done, 1 an answer, a run
+    A part of an experiment: --experiment E2 --seed 101 --policy baseline --policy vhot.  Ends with
+    a table of the runs, then the verdicts by all runs of the results folder that fit together
+    (./inv analyze), unless only a shard was run.  Exit codes: 0 done, 1 an answer, a run
     or a verdict is not the expected one, 2 usage, 3 environment unfit, 4 a cell has no valid run,
     130 interrupted.
     """
@@ -69,6 +78,7 @@ def reproduce(
             full,
             accept=accept,
             shard=shard_of(shard),
+            only={"policy": policy, "scope": scope, "concurrency": concurrency, "seed": seed},
         )
     if code:
         raise Exit(code=code)
@@ -116,8 +126,10 @@ def run(
 ) -> None:
     """Run one cell; the last line of standard output is the run's directory.
 
-    What is not said comes from [run_defaults] of artifact/experiments.toml.  Exit codes: 0 valid
-    run, 2 usage, 3 environment unfit, 4 invalid run (kept all the same), 130 interrupted.
+    What is not said comes from [run_defaults] of artifact/experiments.toml; one cell of another
+    experiment: ./inv reproduce --experiment E2 --policy vhot --seed 101.  Exit codes: 0 valid run,
+    1 not the expected one, 2 usage, 3 environment unfit, 4 invalid run (kept all the same),
+    130 interrupted.
     """
     from board import runner
     from board.base import opened
@@ -169,7 +181,7 @@ def merge(_: Context, folder: list[str] | None = None, results: str = "results")
 def x86_compare(
     _: Context,
     engine: str = "",
-    seeds: int = 0,
+    seeds: int = 3,
     model: str = "",
     bpf: bool = False,
     virtual: bool = True,
@@ -184,7 +196,7 @@ def x86_compare(
 
     code = compare(
         engine_name=engine,
-        seeds=seeds or None,
+        seeds=seeds,
         model=model,
         bpf=bpf,
         virtual=virtual,

@@ -59,7 +59,7 @@ def remember(runs: Iterable[CollectedRun]) -> Sequence[str]:
     Other cells stay, so that an experiment can be accepted in parts and on several machines; what
     goes is a cell that these describe alike but with other inputs (an edited scheduler, say).
     """
-    judged = _judged(runs)
+    judged = [run for run in _judged(runs) if run.experiments]
     known = schemas.read(EXPECTED, _SCHEMA)["cells"]
     described = {(name, _words(run)) for run in judged for name in run.experiments}
     cells = {key: cell for key, cell in known.items() if described.isdisjoint(_names(cell))}
@@ -75,17 +75,17 @@ def remember(runs: Iterable[CollectedRun]) -> Sequence[str]:
 
 
 def _judged(runs: Iterable[CollectedRun]) -> list[CollectedRun]:
-    """The first valid run of each cell of an experiment on the virtual board."""
+    """The first valid run of each cell on the virtual board."""
     first: dict[str, CollectedRun] = {}
     for run in runs:
-        if run.row["valid"] and run.row["platform"] == _PLATFORM and run.experiments:
+        if run.row["valid"] and run.row["platform"] == _PLATFORM:
             first.setdefault(run.cell_hash, run)
     return list(first.values())
 
 
 def _what(run: CollectedRun, also: Iterable[str] = ()) -> str:
     """The cell in words, after the experiments it belongs to: those of the run and `also`."""
-    return f"{';'.join(sorted({*run.experiments, *also}))} {_words(run)}"
+    return f"{';'.join(sorted({*run.experiments, *also}))} {_words(run)}".lstrip()
 
 
 def _names(cell: Mapping[str, Any]) -> list[tuple[str, str]]:

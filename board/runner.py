@@ -42,11 +42,11 @@ def run_one(
 ) -> Path:
     """Run one cell; prints the run's folder as the last line of standard output and returns it.
 
-    Raises UsageError, EnvironmentUnfit, KeyboardInterrupt (the run is void), and InvalidData when
-    the run is invalid; its folder is printed all the same.
+    Raises UsageError, EnvironmentUnfit, KeyboardInterrupt (the run is void), and, its folder
+    printed all the same, InvalidData when it is invalid, Differs when it is not the expected one.
     """
-    results = _open(results_dir)
     plan = plan_run(definitions or Definitions.read(), overrides, board)
+    results = _open(results_dir)
     costs = Costs(results.records.values())
     results.require_space(costs.mib(plan))
     say(f"{plan.what} on board {board.name}: {costs.in_words([plan], 1)}")
@@ -58,6 +58,13 @@ def run_one(
         raise InvalidData(
             f"the run is invalid: {', '.join(outcome.reasons)}; it is kept in {outcome.directory}"
         )
+    compared = expected_runs.compare(
+        run for run in collect(results.root) if run.cell_hash == plan.hash
+    )
+    if compared.differing:
+        raise Differs(f"{compared.sentence}: {compared.differing[0]}")
+    if compared.equal:
+        say(compared.sentence)
     return outcome.directory
 
 
@@ -70,6 +77,7 @@ def reproduce(
     *,
     accept: bool = False,
     shard: tuple[int, int] = (1, 1),
+    only: Mapping[str, Sequence[str] | None] | None = None,
     definitions: Definitions | None = None,
 ) -> int:
     """Run the cells of the experiments that have no valid run, then collect and print the table.
@@ -77,6 +85,7 @@ def reproduce(
     experiments: names; none means all, but those for a full reproduction only if `full`.
     jobs: cells at the same time; None means as many as the board runs by itself.
     shard: (k, n): only each n-th cell, from the k-th on, by hash; merge.py puts folders together.
+    only: a key of the cell (policy, scope, concurrency, seed) -> the values it may have.
     accept: make the runs the expected ones, artifact/expected/runs.json, instead of comparing.
     Returns the exit code: 0; 1 an answer or a run is not the expected one; 4 a cell has no valid
     run; 130 interrupted.  Raises UsageError, EnvironmentUnfit and InvalidData.
@@ -98,12 +107,26 @@ def reproduce(
             for name in names:
                 hashes = [plan.hash for plan in plans if plan.experiment == name]
                 results.remember(name, board.name, hashes)
-            plans = _shard(plans, *shard)
+            plans = _shard(_chosen(plans, only or {}), *shard)
             _run_missing(board, plans, results, count)
             return _conclude(results.root, plans, accept)
         except KeyboardInterrupt:
             say("interrupted: nothing is left running; the same command goes on from here")
             return _INTERRUPTED
+
+
+def _chosen(plans: Sequence[Plan], only: Mapping[str, Sequence[str] | None]) -> Sequence[Plan]:
+    """The cells that have the values asked for; a cell without the key (a scope) has them all."""
+    for key, values in only.items():
+        known = sorted({str(plan.cell[key]) for plan in plans} - {str(None)})
+        for value in values or ():
+            if value not in known:
+                raise UsageError(
+                    f"--{key} {value}: no cell asked for has it; there are: {', '.join(known)}"
+                )
+        if values:
+            plans = [plan for plan in plans if str(plan.cell[key]) in (*values, str(None))]
+    return plans
 
 
 def _shard(plans: Sequence[Plan], k: int, n: int) -> list[Plan]:

@@ -11,9 +11,9 @@ import synthetic
 from fake_board import FakeBoard, definitions
 
 from analysis import expected_runs
-from board.cell import Definitions
-from board.runner import reproduce
-from toolchain.errors import InvalidData
+from board.cell import Definitions, Overrides
+from board.runner import reproduce, run_one
+from toolchain.errors import Differs, InvalidData
 
 
 @pytest.fixture
@@ -124,6 +124,26 @@ def test_a_run_that_differs_is_named_and_is_exit_code_1(
     before = expected.read_bytes()
     assert run(known, tmp_path / "two") == 1
     assert expected.read_bytes() == before
+
+
+def test_a_run_by_itself_is_held_against_the_file_too(
+    expected: Path, known: Definitions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """[run_defaults] is a cell of the experiment of these definitions."""
+    assert run(known, tmp_path / "one", accept=True) == 0
+    run_one(FakeBoard(), Overrides(), tmp_path / "two", definitions=known)
+    assert "runs.json: 1 of 1 equal, bit for bit" in capsys.readouterr().err
+    content = json.loads(expected.read_text())
+    for cell in content["cells"].values():
+        cell["record_sha256"] = "0" * 64
+    expected.write_text(json.dumps(content))
+    with pytest.raises(Differs, match=r"0 of 1 equal.*DIFFERS: in its record") as caught:
+        run_one(FakeBoard(), Overrides(), tmp_path / "three", definitions=known)
+    assert caught.value.exit_code == 1
+    said = capsys.readouterr().out  # kept, and its folder is printed all the same
+    assert str(tmp_path / "three" / "runs") in said
+    run_one(FakeBoard(), Overrides(seed="9"), tmp_path / "four", definitions=known)
+    assert "runs.json" not in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named(expected: Path, known: Definitions, tmp_path: Path) -> None:

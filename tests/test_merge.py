@@ -9,6 +9,7 @@ from fake_board import FakeBoard, definitions
 from board.cell import Definitions
 from board.merge import merge, shard_of
 from board.runner import reproduce
+from schemas.record import read_records
 from toolchain.errors import Differs, InvalidData, UsageError
 
 
@@ -84,6 +85,20 @@ def test_what_cannot_be_merged(known: Definitions, tmp_path: Path) -> None:
     run(known, tmp_path / "one")
     with pytest.raises(UsageError, match="is the folder to merge into"):
         merge([tmp_path / "one"], tmp_path / "one")
+
+
+def test_a_part_of_an_experiment(known: Definitions, tmp_path: Path) -> None:
+    def seeds(folder: str, **only: list[str]) -> list[int]:
+        results = tmp_path / folder
+        code = reproduce([], FakeBoard(), results, 2, False, only=only, definitions=known)
+        assert code == 0
+        return sorted(record["cell"]["seed"] for record in read_records(results))
+
+    everything = seeds("all")
+    assert seeds("one", seed=["1"]) == [seed for seed in everything if seed == 1] != everything
+    assert seeds("scope", policy=["baseline"], scope=[]) == everything
+    with pytest.raises(UsageError, match=r"--seed 77: no cell asked for has it; there are: 1, 2"):
+        seeds("none", seed=["1", "77"])
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "a/2", "1/2/3", "-1/2"])
