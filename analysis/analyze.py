@@ -32,15 +32,14 @@ from toolchain.errors import Differs, EnvironmentUnfit
 from toolchain.paths import REPO
 from toolchain.say import say
 
-DEFAULT_RESULTS = REPO / "results"
-REPORT = REPO / "report"
+DEFAULT_RESULTS = Path("results")
 _EXPERIMENTS = REPO / "artifact" / "experiments.toml"
 
 
 def analyze(
     folders: Sequence[Path],
     *,
-    report: Path = REPORT,
+    report: Path,
     json_file: Path | None = None,
     skip_invalid: bool = False,
     any_commit: bool = False,
@@ -81,8 +80,7 @@ def analysed(
     admitted = admit(folders, skip_invalid=skip_invalid, any_commit=any_commit)
     experiments = schemas.read_toml(_EXPERIMENTS, "experiments")["experiments"]
     verdicts = decide(claims, admitted.runs, experiments, common_seeds=skip_invalid)
-    expected = audit_room.read_expected()
-    audited = audit_room.audit(printed, expected if expected["inputs"] == printed.inputs else None)
+    audited = audit_room.audit(printed, audit_room.read_expected())
     cells = {**printed.tables["inference"].cells, **printed.tables["vstate"].cells}
     changes = {
         (metric, row["concurrency"]): value

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import analysis.analyze as room
 import schemas
+from analysis import published
 from analysis.admit import Admitted
 from analysis.collect import CollectedRun, collected, in_order
 from analysis.expected import compare
@@ -101,10 +102,38 @@ def test_nothing_is_written_when_a_run_is_refused(tmp_path: Path) -> None:
         room.analyze([tmp_path / "nowhere"], report=tmp_path / "report")
 
 
+def test_results_are_those_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [synthetic.record(synthetic.cell("baseline", 2, 1))]
+    synthetic.write(tmp_path / "results", records)
+    monkeypatch.chdir(tmp_path)
+    room.analyze([], report=Path("report"))
+    document = json.loads((tmp_path / "report" / "verdicts.json").read_text())
+    assert document["runs"]["valid"] == 1
+
+
+def test_printed_tables_that_were_edited_are_not_as_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = tmp_path / "published"
+    shutil.copytree(published.PUBLISHED, edited)
+    table = edited / "inference.toml"
+    text = table.read_text()
+    assert text.count("output_tps = { mean = 5.520") == 1
+    table.write_text(text.replace("output_tps = { mean = 5.520", "output_tps = { mean = 9.990"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(published.read, "__defaults__", (edited,))
+    with pytest.raises(Differs, match="percent/output_tps"):
+        room.analyze([], report=tmp_path)
+    said = capsys.readouterr().out
+    assert "A against what is expected: " in said and "A is as expected" not in said
+
+
 def test_a_verdict_that_is_not_expected_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "DEFAULT_RESULTS", tmp_path / "none")
+    monkeypatch.chdir(tmp_path)  # where no results are
     room.analyze([], report=tmp_path)
 
     def planted(*arguments: Any) -> dict[str, Any]:
