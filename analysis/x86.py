@@ -27,6 +27,7 @@ from analysis.published import Published
 from analysis.stats import Refused, Sample, Value, first_valid, log_contrast, sample
 from analysis.tables import Entry, MeanSd, Table
 from schemas.record import read_records, window_switches
+from toolchain.errors import InvalidData
 from toolchain.paths import REPO
 
 FOLDER = "x86"
@@ -73,21 +74,32 @@ class Marginal:
 
 
 def read_measured(folders: Iterable[Path]) -> Measured:
-    """Read <folder>/x86/ of each results folder; raises InvalidData."""
+    """Read <folder>/x86/ of each results folder; raises InvalidData.
+
+    Files of other names are not looked at.
+    """
     xstate: dict[str, Any] = {}
     bench: dict[str, Any] = {}
     virtual: dict[int, Any] = {}
     for folder in folders:
-        for path in sorted((folder / FOLDER).glob("*/*.json")):
-            board = path.parent.name
-            if board == "virtual":
-                vlen = int(path.stem.removeprefix("switch_bench-"))
-                virtual[vlen] = schemas.read(path, "switch_bench")
-            elif path.stem == "xstate":
-                xstate[board] = schemas.read(path, "xstate")
-            else:
-                bench[board] = schemas.read(path, "switch_bench")
+        place = folder / FOLDER
+        for path in sorted(place.glob("*/xstate.json")):
+            xstate[path.parent.name] = schemas.read(path, "xstate")
+        for path in sorted(place.glob("*/switch_bench.json")):
+            bench[path.parent.name] = schemas.read(path, "switch_bench")
+        for path in sorted(place.glob("virtual/switch_bench-*.json")):
+            vlen_bits = _vlen_bits(path)
+            virtual[vlen_bits] = schemas.read(path, "switch_bench")
     return Measured(xstate, bench, virtual)
+
+
+def _vlen_bits(path: Path) -> int:
+    try:
+        return int(path.stem.removeprefix("switch_bench-"))
+    except ValueError as error:
+        raise InvalidData(
+            f"{path}: not a file of ./inv x86-compare, expected switch_bench-VLEN.json: remove it"
+        ) from error
 
 
 # ------------------------------------------------------------------------------------ the bench

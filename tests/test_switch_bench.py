@@ -2,7 +2,8 @@
 
 Promise: on this machine the kernel counts as many switches as there are hand-overs, and each mode
 has the state it names; on the virtual board V state adds instructions to a switch, by an interval
-that zero is not in; the interval covers a known difference as often as it says.
+that zero is not in; the interval covers a known difference as often as it says; a file that merely
+lies beside them is passed over or named.
 Limit: no test asks for a time.
 """
 
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 
 import schemas
-from analysis.x86 import marginals
+from analysis.x86 import marginals, read_measured
 from board.virtual.machine import default_machine
 from board.x86.job import container
 from board.x86.probes import on_virtual_board
 from toolchain.command import Completed, run
+from toolchain.errors import InvalidData
 from toolchain.inside import entering
 from toolchain.recipe import build
 
@@ -130,3 +132,17 @@ def test_the_interval_covers_a_known_difference() -> None:
 def test_what_was_not_counted_has_no_marginal() -> None:
     document = json.loads(json.dumps(made_up(40.0, 12.0, 1)))
     assert marginals(document, "instructions") == []
+
+
+def test_what_lies_beside_the_measurements_is_passed_over_or_named(tmp_path: Path) -> None:
+    folder = tmp_path / "x86"
+    for name in ("x86-none/switch_bench", "virtual/switch_bench-256"):
+        (folder / name).parent.mkdir(parents=True)
+        schemas.write(folder / f"{name}.json", made_up(40.0, 12.0, 1, turns=11), "switch_bench")
+    for stray in ("virtual/other.json", "x86-none/copy of switch_bench.json"):
+        (folder / stray).write_text("{}")
+    found = read_measured([tmp_path])
+    assert (list(found.bench), list(found.virtual), found.xstate) == (["x86-none"], [256], {})
+    (folder / "virtual" / "switch_bench-256 (copy).json").write_text("{}")
+    with pytest.raises(InvalidData, match=r"256 \(copy\)\.json: not a file of ./inv x86-compare"):
+        read_measured([tmp_path])
