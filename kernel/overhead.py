@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from board.virtual.boot import boot
+from board.virtual.guest import agent_failed
 from board.virtual.machine import default_machine
 from board.virtual.tools import Tools
 from toolchain.paths import REPO
@@ -20,12 +21,13 @@ GUEST = REPO / "kernel" / "overhead_guest.py"
 
 
 def overhead() -> None:
-    """Print the table."""
+    """Print the table; raises RunFailed when the guest's program fails."""
     machine = default_machine({"parked_harts": 0, "memory_mib": 512})
     with tempfile.TemporaryDirectory(prefix="bananaos-overhead-") as name:
         scratch = Path(name)
         tools = Tools.of(["observer", "profiler"], scratch)
-        boot(
+        directory = scratch / "boot"
+        done = boot(
             machine,
             seed=1,
             payload={
@@ -34,10 +36,12 @@ def overhead() -> None:
                 "pingpong": build("kernel/pingpong") / "pingpong",
             },
             script="#!/bin/sh\nexec python3 /payload/overhead_guest.py\n",
-            directory=scratch / "boot",
+            directory=directory,
             deadline_s=600,
         )
-        found = json.loads((scratch / "boot" / "overhead.json").read_text())
+        if done.exit_code:
+            raise agent_failed(done.exit_code, directory)
+        found = json.loads((directory / "overhead.json").read_text())
     per_switch = {
         arm: taken_ns / 2**machine.icount_shift / found["switches"]
         for arm, taken_ns in found["taken_ns"].items()
