@@ -355,8 +355,16 @@ wait $server"""
 @pytest.mark.boot
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     one = _usable("none")
-    taken = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8080)); s.listen(); "
-    script = f'python3 -c "{taken}time.sleep(600)" & sleep 2; exec /payload/real "$@"'
+    taken = """
+import pathlib, socket, time
+one = socket.socket()
+one.bind(('127.0.0.1', 8080))
+one.listen()
+pathlib.Path('/tmp/taken').touch()
+time.sleep(600)
+"""
+    script = f'python3 -c "{taken}" & while [ ! -e /tmp/taken ]; do sleep 0.1; done\n'
+    script += 'exec /payload/real "$@"'
     record = faulty(one, tmp_path, script)
     assert "server-died" in record["invalid_reasons"]
     [directory] = (tmp_path / "results" / "runs").iterdir()
