@@ -306,13 +306,12 @@ def test_stability_by_hand(findings: dict[str, dict[str, Any]]) -> None:
     )
     assert numbers["output_tps_error_ratio"] == pytest.approx(tps)
     assert numbers["mean_ttft_ms_error_ratio"] == pytest.approx(ttft)
-    assert tps < 1 < 4 < ttft
+    assert tps < 1 and ttft > 4
     assert sum(value > 1 for value in numbers.values()) == 4
     assert findings["trend/stability"]["verdict"] == "INCONSISTENT"
 
 
 def test_saves_fall_with_concurrency_by_hand(findings: dict[str, dict[str, Any]]) -> None:
-    assert 146063 > 131773 > 130339
     log, error, df = welch_by_hand((130339, 9029), (146063, 12054))
     numbers = findings["rises/saves"]["numbers"]
     assert numbers["ratio_rise"] == pytest.approx(math.exp(log))
