@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -118,7 +119,7 @@ def marginals(document: Mapping[str, Any], counted: str) -> list[Marginal]:
     base = _per_switch(none, counted)
     made = []
     for mode in others:
-        filling = _median(_per_switch(mode, f"fill_{counted}")) - _median(
+        filling = median(_per_switch(mode, f"fill_{counted}")) - median(
             _per_switch(none, f"fill_{counted}")
         )
         added = sorted(
@@ -129,11 +130,11 @@ def marginals(document: Mapping[str, Any], counted: str) -> list[Marginal]:
             Marginal(
                 mode["mode"],
                 mode["state_bytes"],
-                _median(added) - filling,
+                median(added) - filling,
                 low - filling,
                 high - filling,
                 len(added),
-                _median(base),
+                median(base),
             )
         )
     return made
@@ -141,12 +142,6 @@ def marginals(document: Mapping[str, Any], counted: str) -> list[Marginal]:
 
 def _per_switch(mode: Mapping[str, Any], counted: str) -> list[float]:
     return [repeat[counted] / repeat["switches"] for repeat in mode["repeats"]]
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _median_interval(ordered: Sequence[float]) -> tuple[float, float]:
