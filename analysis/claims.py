@@ -110,11 +110,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """The file: its claims, one per platform; families; the hash that verdicts carry."""
+    """The file: its claims, one per platform, and the hash that verdicts carry."""
 
     claims: tuple[Claim, ...]
-    families: Mapping[str, str]
-    platforms: Mapping[str, Mapping[str, Any]]
     sha256: str
 
 
@@ -144,12 +142,7 @@ def read_claims(path: Path = CLAIMS) -> Claims:
                     points=tuple(_points(one["contrast"], rules)),
                 )
             )
-    return Claims(
-        tuple(claims),
-        content["families"],
-        content["platforms"],
-        hashlib.sha256(schemas.canonical(content)).hexdigest(),
-    )
+    return Claims(tuple(claims), hashlib.sha256(schemas.canonical(content)).hexdigest())
 
 
 def _check(one: Mapping[str, Any], content: Mapping[str, Any], place: str) -> None:

@@ -93,12 +93,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Unit, direction and printed form of one metric of one table."""
+    """Unit, direction and digits of one metric of one table."""
 
     unit: str
     decimals: int
     higher_is_better: bool
-    report_field: str
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,6 @@ def _table(name: str, document: Mapping[str, Any], path: Path) -> Table:
             unit=column["unit"],
             decimals=column["decimals"],
             higher_is_better=column["better"] == "higher",
-            report_field=column["report_field"],
         )
         for metric, column in document["columns"].items()
     }

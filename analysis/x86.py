@@ -166,7 +166,6 @@ class Series:
     experiment: str
     board: str
     model: str
-    area_bytes: int | None
     samples: Mapping[str, Mapping[int, Sample]]
 
     @property
@@ -189,7 +188,7 @@ def series(runs: Iterable[CollectedRun], measured: Measured) -> list[Series]:
     ):
         xstate = measured.xstate.get(board)
         area = xstate["enabled_standard_bytes"] if xstate else None
-        made.append(Series(experiment, board, model, area, _samples(those, area)))
+        made.append(Series(experiment, board, model, _samples(those, area)))
     return made
 
 

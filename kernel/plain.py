@@ -125,17 +125,7 @@ def row(mode: str, vlen_bits: int, found: Mapping[str, Any]) -> str:
 
 def plain() -> None:
     """Print the table; raises InvalidData where the instruments do not agree."""
-    names: tuple[str, ...] = (
-        "work",
-        "VLEN",
-        "observer",
-        "profiler + missed",
-        "truth",
-        "compute",
-        "spin",
-    )
-    names += ("discarded", "bytes per save, counted", "32 * VLEN / 8")
-    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
+    print("| " + " | ".join(HEADER) + " |\n" + "|---" * len(HEADER) + "|")
     for mode in MODES:
         for vlen_bits in read_toml(MACHINE)["limits"]["vlen_bits"]:
             with tempfile.TemporaryDirectory(prefix="bananaos-plain-") as directory:

@@ -85,11 +85,6 @@ class Site:
     end_offset_bytes: int
     noinstr: bool
 
-    @property
-    def first_access_address(self) -> int:
-        """The link address of the first store or load."""
-        return int(self.address, 16) + self.access_offsets_bytes[0]
-
 
 @dataclass(frozen=True)
 class Symbol:

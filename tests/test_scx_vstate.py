@@ -33,7 +33,6 @@ FLIP_MS = 3000
 LONG_CYCLES = 100
 LONG_FLIP_MS = 30_000
 SHARE_MS = 1500
-MAIN = "workload"  # the thread that only waits
 HINT_FAULTS = {
     "version": "hint_bad_version",
     "phase": "hint_bad_phase",
