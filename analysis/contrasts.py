@@ -68,7 +68,8 @@ class Contrast:
     def p_below(self, bound: float) -> float:
         """One-sided p of "the ratio is not below `bound`" (small: it is below).
 
-        For a cost (time, saves): non-inferiority with a margin of 5 % is p_below(1.05).
+        For a cost (time, saves): non-inferiority with a margin of 5 % is p_below(1.05), and a
+        difference that is merely not significant shows no such thing.
         """
         return float(stats.t.cdf((self.log - math.log(bound)) / self.se, self.df))
 

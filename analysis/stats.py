@@ -224,18 +224,6 @@ def difference(treatment: Sample, control: Sample) -> Difference:
     )
 
 
-def non_inferior(
-    treatment: Sample, control: Sample, margin: float, *, less_is_better: bool
-) -> float:
-    """One-sided p of "treatment is worse than control by more than the margin" (0.05 is 5 %).
-
-    Small: it is no worse.  A difference that is merely not significant shows no such thing.
-    Raises Refused.
-    """
-    result = log_contrast([(1.0, treatment), (-1.0, control)])
-    return result.p_below(1 + margin) if less_is_better else result.p_above(1 - margin)
-
-
 def permutation_p(strata: Sequence[tuple[Sample, Sample]]) -> float:
     """Two-sided p of "the label means nothing", labels exchanged only within a stratum.
 
