@@ -41,6 +41,7 @@ FORMS = {
 PRINTED = "printed (Core i9-13900HX, WSL2)"
 VLENS = (128, 256, 512, 1024)
 LARGEST_VLEN = 65536
+K1_VLEN_BITS = 256
 KIB = 1024
 LEVEL = 0.95
 
@@ -339,15 +340,34 @@ def _architectural() -> tuple[Mapping[str, Any], ...]:
     return tuple(schemas.read_toml(COMPONENTS, "xstate-components")["components"])
 
 
+def _save_bytes(printed: Published, vlen_bits: int) -> int:
+    """Bytes of one save of all vector registers."""
+    registers: int = printed.arithmetic["vector_registers"]
+    return registers * vlen_bits // 8
+
+
+def _printed_ratios(printed: Published) -> dict[tuple[int, str], str]:
+    """The printed ratios of state sizes, their digits, by VLEN and by what they are over."""
+    return {
+        (row["vlen_bits"], row["over"]): f"{row['ratio']:.{row['decimals']}f}"
+        for row in printed.arithmetic["state_ratios"]
+    }
+
+
+_OVER = {"xsave_area_bytes": "XSAVE area", "avx_component_bytes": "AVX component"}
+
+
 def _size_table(measured: Measured, printed: Published) -> Table:
     """Bytes of one save: RVV by VLEN, x86 by component, here, as printed, and computed."""
     x86 = printed.arithmetic["x86_state"]
     area, component = x86["xsave_area_bytes"], x86["avx_component_bytes"]
-    registers = printed.arithmetic["vector_registers"]
     sizes: list[tuple[str, int, str]] = []
     for bits in (*VLENS, LARGEST_VLEN):
-        note = {256: " (SpacemiT K1)", LARGEST_VLEN: " (the architecture's limit)"}.get(bits, "")
-        sizes.append((f"RVV, VLEN {bits}{note}", registers * bits // 8, "32 x VLEN / 8"))
+        note = {
+            K1_VLEN_BITS: " (SpacemiT K1)",
+            LARGEST_VLEN: " (the architecture's limit)",
+        }.get(bits, "")
+        sizes.append((f"RVV, VLEN {bits}{note}", _save_bytes(printed, bits), "32 x VLEN / 8"))
     sizes += [
         ("XSAVE area of the report's machine", area, "printed, section 3.7"),
         ("its AVX component", component, "printed, section 3.7"),
@@ -368,6 +388,10 @@ def _size_table(measured: Measured, printed: Published) -> Table:
         what = source if has else "computed from the architecture: not in this processor"
         sizes.append((f"{extension} components ({names})", total, what))
     local = xstate["enabled_standard_bytes"]
+    ratios = ", ".join(
+        f"{digits} (VLEN {bits}, {_OVER[over]})"
+        for (bits, over), digits in _printed_ratios(printed).items()
+    )
     return Table(
         "x86-sizes",
         "Bytes of one save of vector state (section 3.7)",
@@ -378,9 +402,8 @@ def _size_table(measured: Measured, printed: Published) -> Table:
              f"{size / local:.2f}", what)
             for name, size, what in sizes
         ),
-        "The printed ratios 1.23, 2.46, 4.92 and 4 are the first two columns of ratios at VLEN"
-        " 256, 512 and 1024, and 256; ./inv check-published audits them. The RVV sizes are without"
-        " the control registers that are saved beside them.",
+        f"Of the first two columns of ratios these are printed: {ratios}; ./inv check-published"
+        " audits them. The RVV sizes are without the control registers that are saved beside them.",
     )  # fmt: skip
 
 
@@ -513,11 +536,13 @@ def sentences(
             )
     for board, xstate in sorted(measured.xstate.items()):
         here = xstate["enabled_standard_bytes"]
-        k1 = 1024
+        k1 = _save_bytes(printed, K1_VLEN_BITS)
         made.append(
             f"{board} ({xstate['cpu']['brand']}): XCR0 is {xstate['xcr0']}, its XSAVE area "
             f"{here} bytes, so one save of the K1's vector registers ({k1} bytes) is "
-            f"{k1 / here:.2f} times that; printed is 1.23 times 832 bytes."
+            f"{k1 / here:.2f} times that; printed is "
+            f"{_printed_ratios(printed)[K1_VLEN_BITS, 'xsave_area_bytes']} times "
+            f"{printed.arithmetic['x86_state']['xsave_area_bytes']} bytes."
         )
     for board, bench in sorted(measured.bench.items()):
         for found in marginals(bench, "cpu_ns"):
