@@ -27,6 +27,7 @@ from analysis.figures import AXES_STYLE, Figure, axes_of, svg
 from analysis.published import Published
 from analysis.stats import Refused, Sample, Value, first_valid, log_contrast, sample
 from analysis.tables import Entry, MeanSd, Table
+from board.virtual.machine import vlens
 from schemas.record import read_records, window_switches
 from toolchain.errors import InvalidData
 from toolchain.paths import REPO
@@ -39,7 +40,6 @@ FORMS = {
 }
 """Experiment -> what it is, for a reader."""
 PRINTED = "printed (Core i9-13900HX, WSL2)"
-VLENS = (128, 256, 512, 1024)
 LARGEST_VLEN = 65536
 K1_VLEN_BITS = 256
 KIB = 1024
@@ -362,7 +362,7 @@ def _size_table(measured: Measured, printed: Published) -> Table:
     x86 = printed.arithmetic["x86_state"]
     area, component = x86["xsave_area_bytes"], x86["avx_component_bytes"]
     sizes: list[tuple[str, int, str]] = []
-    for bits in (*VLENS, LARGEST_VLEN):
+    for bits in (*vlens(), LARGEST_VLEN):
         note = {
             K1_VLEN_BITS: " (SpacemiT K1)",
             LARGEST_VLEN: " (the architecture's limit)",

@@ -20,7 +20,6 @@ import math
 import re
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ import schemas
 from board.agent.prompts import make_prompts, read_words
 from board.cell import SERVER, server_flags
 from board.models import model
-from board.virtual.machine import MACHINE, Machine, default_machine
+from board.virtual.machine import Machine, default_machine, vlens
 from toolchain.errors import ArtifactError, Differs
 from toolchain.inside import run_inside
 from toolchain.paths import REPO
@@ -78,11 +77,6 @@ class Agreement:
     parted: int
     largest_nats: float
     rms_nats: float
-
-
-def vlens() -> list[int]:
-    """Return the VLENs, in bits, that the virtual board can have."""
-    return list(tomllib.loads(MACHINE.read_text())["limits"]["vlen_bits"])
 
 
 def default_prompts() -> list[str]:

@@ -20,13 +20,12 @@ from typing import Any
 import schemas
 from board.agreement import agreement
 from board.virtual.boot import boot
-from board.virtual.machine import MACHINE, default_machine
+from board.virtual.machine import default_machine, vlens
 from board.virtual.tools import Tools
 from kernel.spin_ranges import spin_loops
 from toolchain.errors import ArtifactError, InvalidData
 from toolchain.paths import REPO
 from toolchain.recipe import build
-from toolchain.tomlfile import read_toml
 
 INSTRUMENTS = ("observer", "profiler", "truth")
 GUEST = "kernel/plain_guest.py"
@@ -127,7 +126,7 @@ def plain() -> None:
     """Print the table; raises InvalidData where the instruments do not agree."""
     print("| " + " | ".join(HEADER) + " |\n" + "|---" * len(HEADER) + "|")
     for mode in MODES:
-        for vlen_bits in read_toml(MACHINE)["limits"]["vlen_bits"]:
+        for vlen_bits in vlens():
             with tempfile.TemporaryDirectory(prefix="bananaos-plain-") as directory:
                 found = run(mode, vlen_bits, Path(directory))
             print(row(mode, vlen_bits, found), flush=True)

@@ -29,9 +29,8 @@ from board.numerics import (
     compare,
     default_prompts,
     vector_instructions,
-    vlens,
 )
-from board.virtual.machine import Machine, default_machine
+from board.virtual.machine import Machine, default_machine, vlens
 from toolchain.command import CommandFailed
 from toolchain.errors import Differs
 from toolchain.inside import run_inside

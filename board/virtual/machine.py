@@ -57,6 +57,11 @@ def default_machine(overrides: Mapping[str, int] | None = None) -> Machine:
     return Machine(**data["machine"])
 
 
+def vlens() -> list[int]:
+    """Return the VLENs, in bits, that the virtual board can have."""
+    return list(tomllib.loads(MACHINE.read_text())["limits"]["vlen_bits"])
+
+
 def firmware_and_cpu(machine: Machine) -> list[str]:
     """Return the part of the command line that every mode shares."""
     return [
