@@ -555,10 +555,12 @@ def test_deviations_name_what_differs() -> None:
 
     overrides = Overrides(model="banana-tiny", instruments="none", concurrency=8)
     cell = plan_run(Definitions.read(), overrides, Prepared(engine("none"))).cell
-    rows = {row["what"]: row["here"] for row in deviations(cell, 2)}
-    assert rows["model"] == "banana-tiny"
-    assert rows["context tokens of all slots"] == "2048"
-    assert rows["prompts"] == "all different, no cache"
+    rows = {row["what"]: row for row in deviations(cell, 2)}
+    assert rows["model"]["here"] == "banana-tiny"
+    context = rows["context tokens of all slots"]
+    assert (context["report"], context["here"]) == ("1024", "2048")
+    assert context["why"].startswith("1024 leave 128 for each of eight")
+    assert rows["prompts"]["here"] == "all different, no cache"
     flags = cell["server"]["flags"]
     assert int(flags[flags.index("--threads") + 1]) == min(8, len(cpus()))
 

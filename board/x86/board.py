@@ -6,6 +6,7 @@ Limit: a real machine, shared with whatever else runs on it: its times are its o
 are the same.  A memory limit that strikes is named only where the engine's is one of the whole.
 """
 
+import functools
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import schemas
 from board.agent import system
 from board.base import RunFailed
 from board.models import model as model_file
@@ -24,15 +26,15 @@ from board.x86.layout import layout
 from toolchain.cache import key_of
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.fetch import sha256_file
+from toolchain.paths import REPO
 from toolchain.rootfs import rootfs, tree_key
 
 ENGINES = ("docker", "podman", "none")
 SWITCHES = "switches"
 INVALID = 4
 """The agent's exit code for an invalid run, whose files are all there."""
-REPORT_THREADS = 4
-"""THREADS and THREADS_BATCH of section 3.7."""
-REPORT_CONTEXT = 1024
+CONDITIONS = REPO / "artifact" / "published" / "conditions.toml"
+SECTION = "3.7"
 TAIL_LINES = 12
 TO_AGENT = ("machine", "concurrency", "load", "server", "scheduling", "bystanders")
 
@@ -241,17 +243,26 @@ def deviations(cell: Mapping[str, Any], count: int) -> list[dict[str, str]]:
     threads = int(flags[flags.index("--threads") + 1])
     found = [("model", "Llama-3.2-1B-Instruct or Qwen2.5-0.5B-Instruct, Q4_K_M", cell["model"],
               "the report's models are not on the package index, and it names two")]  # fmt: skip
-    if threads != REPORT_THREADS:
+    if threads != int(wanted := _stated("threads")):
         why = "more threads than CPUs would measure ggml's spinning at its barrier"
-        found.append(("threads", str(REPORT_THREADS), str(threads), f"{count} CPUs: {why}"))
+        found.append(("threads", wanted, str(threads), f"{count} CPUs: {why}"))
     context = int(flags[flags.index("--ctx-size") + 1])
-    if context != REPORT_CONTEXT:
-        why = "1024 leave 128 for each of eight, too few for prompt and answer"
-        found.append(("context tokens of all slots", str(REPORT_CONTEXT), str(context), why))
+    if context != int(wanted := _stated("context")):
+        why = f"{wanted} leave {int(wanted) // 8} for each of eight, too few for prompt and answer"
+        found.append(("context tokens of all slots", wanted, str(context), why))
     if not cell["load"].get("one_prompt"):
         why = "a prompt served from the cache has no prefill to switch in"
         found.append(("prompts", "one for all requests", "all different, no cache", why))
     return [dict(zip(("what", "report", "here", "why"), row, strict=True)) for row in found]
+
+
+@functools.cache
+def _stated(parameter: str) -> str:
+    """What the section prints as the value of one of its conditions."""
+    parameters = schemas.read_toml(CONDITIONS, "published-conditions")["parameters"]
+    [stated] = (one["stated"] for one in parameters if one["id"] == parameter)
+    [value] = (one["value"] for one in stated if one["section"] == SECTION)
+    return str(value)
 
 
 def _instruments(observes: bool) -> dict[str, Any]:
