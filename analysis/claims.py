@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import schemas
-from analysis.collect import WITH_SCHEDULER
+from analysis.collect import with_scheduler
 from toolchain.errors import InvalidData
 from toolchain.paths import REPO
 
@@ -36,7 +36,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The cell in a few words."""
-        words = [self.policy, *([self.scope] if self.policy in WITH_SCHEDULER else [])]
+        words = [self.policy, *([self.scope] if self.policy in with_scheduler() else [])]
         words.append(self.model)
         if self.concurrency is not None:
             words.append(f"c={self.concurrency}")

@@ -21,6 +21,7 @@ from typing import Any
 import schemas
 from analysis.instruments import vstate_columns
 from board.boards import VARIABLE, board_tables
+from board.policies import Policies
 from schemas.record import comparable, read_records, split_run_id
 from toolchain.errors import InvalidData
 
@@ -29,8 +30,6 @@ INDEX = "index.json"
 Index = Mapping[str, Mapping[str, list[str]]]
 _SEPARATOR = ";"
 _NS_PER_S = 1e9
-WITH_SCHEDULER = frozenset({"long-slice", "vhot", "cooperative"})
-"""Policies that scx_vstate serves; the others are the kernel's own scheduler."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +184,15 @@ def _bystanders(count: int, seen: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def with_scheduler() -> frozenset[str]:
+    """Policies that scx_vstate serves; the others are the kernel's own scheduler."""
+    policies = Policies.read()
+    return frozenset(filter(policies.has_scope, policies.content["policies"]))
+
+
 def _mode(policy: str, profiled: bool) -> str:
-    if policy in WITH_SCHEDULER:
+    if policy in with_scheduler():
         return "scx_profiler" if profiled else "scx"
     return "profiler" if profiled else "baseline"
 

@@ -17,7 +17,7 @@ from fake_board import agent as agent_document
 from fake_board import loadgen as loadgen_document
 
 import schemas
-from analysis.collect import WITH_SCHEDULER, CollectedRun, collected, in_order
+from analysis.collect import CollectedRun, collected, in_order, with_scheduler
 from board.policies import Policies
 from schemas.record import run_id
 
@@ -54,7 +54,7 @@ def cell(policy: str, concurrency: int, seed: int, **changed: Any) -> dict[str, 
         "board": "virtual",
         "model": "banana-tiny",
         "policy": policy,
-        "scope": "partial" if (scoped := policy in WITH_SCHEDULER) else None,
+        "scope": "partial" if (scoped := policy in with_scheduler()) else None,
         "variant": None,
         "scheduling": Policies.read().scheduling(policy, "partial" if scoped else None, None),
         "bystanders": 0,

@@ -1,5 +1,6 @@
 """Records to summary.csv and table: columns, order, bytes, and what is never averaged."""
 
+import copy
 import csv
 import io
 import json
@@ -8,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic
 from fake_board import EXPERIMENTS, FakeBoard, agent, definitions, deliver, loadgen
 from rich.console import Console
 
 import schemas
-from analysis.collect import CollectedRun, collect
+from analysis.collect import CollectedRun, collect, collected, with_scheduler
 from analysis.instruments import vstate_columns
 from analysis.table import Expectation, print_table
 from board.base import RunFailed
 from board.cell import Overrides
+from board.policies import Policies
 from board.progress import Progress, words_for
 from board.runner import reproduce, run_one
 from toolchain.errors import InvalidData
@@ -79,6 +82,21 @@ def test_columns_and_rows(results: Path) -> None:
     assert got[2]["invalid_reasons"] == "guest-panic"
     assert got[2]["output_tps"] == ""
     assert got[2]["run_id"].removesuffix("-1") == got[3]["run_id"].removesuffix("-2")
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode"), [("vhot", "scx"), ("newer", "scx"), ("affinity", "baseline")]
+)
+def test_the_mode_follows_the_table_of_policies(
+    policy: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = copy.deepcopy(Policies.read())
+    known.content["policies"]["newer"] = known.content["policies"]["cooperative"]
+    monkeypatch.setattr(Policies, "read", lambda: known)
+    monkeypatch.setattr("analysis.collect.with_scheduler", with_scheduler.__wrapped__)
+    run = synthetic.record(synthetic.cell("baseline", 2, 1))
+    run["cell"]["policy"] = policy
+    assert collected(run, {}).row["experiment_mode"] == mode
 
 
 def test_same_bytes_again_and_elsewhere(results: Path, tmp_path: Path) -> None:
