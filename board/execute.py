@@ -25,9 +25,9 @@ from board.phase_tokens import phase_tokens, with_hints
 from board.progress import Progress
 from board.results import Partial, Results, is_disk_trouble
 from toolchain import bundled
-from toolchain.command import Cancelled, run
+from toolchain.command import Cancelled
 from toolchain.errors import EnvironmentUnfit, InvalidData
-from toolchain.paths import REPO
+from toolchain.git import git_output
 
 INSTRUMENTS = ("observer", "profiler", "truth")
 """Those that count saves: the record has a place for each, asked or not."""
@@ -310,17 +310,9 @@ def host() -> Mapping[str, Any]:
 def _git() -> tuple[str | None, bool | None]:
     if commit := bundled.commit():
         return commit, None  # whether a file was changed since, `./inv bundle --check` tells
-    commit = _git_output(["rev-parse", "HEAD"])
-    changes = _git_output(["status", "--porcelain"]) if commit else None
+    commit = git_output(["rev-parse", "HEAD"])
+    changes = git_output(["status", "--porcelain"]) if commit else None
     return (commit, None if changes is None else bool(changes))
-
-
-def _git_output(words: Sequence[str]) -> str | None:
-    try:
-        done = run(["git", "-C", str(REPO), *words], what="asking Git for the commit", check=False)
-    except EnvironmentUnfit:
-        return None  # no Git on this host: an unpacked archive needs none
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu_model() -> str | None:
