@@ -205,7 +205,7 @@ def from_image(image: Path, symbols: Path) -> Kernel:
     """Read an uncompressed Image with its System.map, or a /proc/kallsyms saved as root."""
     try:
         data = image.read_bytes()
-        listed = list(_symbol_list(symbols))
+        listed = list(symbol_list(symbols))
     except OSError as exc:
         raise InvalidData(f"{exc.filename}: cannot be read: {exc.strerror}") from exc
     if data[0x38:0x3C] != b"RSC\x05":
@@ -228,7 +228,7 @@ def from_running(
     Raises EnvironmentUnfit where the kernel does not show its symbols or its text.
     """
     try:
-        listed = list(_symbol_list(proc / "kallsyms"))
+        listed = list(symbol_list(proc / "kallsyms"))
         notes = (sys_kernel / "notes").read_bytes()
         btf = (sys_kernel / "btf" / "vmlinux").read_bytes()
         known = {symbol.name: symbol.address for symbol in reversed(listed)}
@@ -257,8 +257,11 @@ def _named(path: Path, symbols: list[Symbol], segments: list[tuple[int, bytes]])
         raise InvalidData(f"{path}: {exc}") from exc
 
 
-def _symbol_list(path: Path) -> Iterator[Symbol]:
-    """Yield `address type name` lines; those of modules, which follow in brackets, are left out."""
+def symbol_list(path: Path) -> Iterator[Symbol]:
+    """Yield `address type name` lines; those of modules, which follow in brackets, are left out.
+
+    Raises InvalidData at the first line of another form, and OSError.
+    """
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         fields = line.split()
         if len(fields) == 4 and fields[3].startswith("["):

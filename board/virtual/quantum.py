@@ -8,6 +8,7 @@ as it was before, and takes the host longer.
 
 from pathlib import Path
 
+from kernel.sites import symbol_list
 from toolchain.errors import InvalidData
 from toolchain.recipe import build
 
@@ -42,11 +43,7 @@ def binds() -> dict[str, Path]:
 
 
 def _symbols(path: Path, *names: str) -> list[int]:
-    found = {}
-    for line in path.read_text().splitlines():
-        address, _, name = line.split(" ", 2)
-        if name in names:
-            found[name] = int(address, 16)
+    found = {one.name: one.address for one in symbol_list(path) if one.name in names}
     if missing := [name for name in names if name not in found]:
         raise InvalidData(f"{path}: has no {missing[0]}; is the list of symbols complete?")
     return [found[name] for name in names]
