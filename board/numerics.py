@@ -31,6 +31,7 @@ from board.agent.prompts import make_prompts, read_words
 from board.cell import SERVER, server_flags
 from board.models import model
 from board.virtual.machine import Machine, default_machine, vlens
+from kernel.spin_ranges import functions
 from toolchain.errors import ArtifactError, Differs
 from toolchain.inside import run_inside
 from toolchain.paths import REPO
@@ -116,16 +117,11 @@ def answers_of_board(
 
 def kernels() -> dict[str, tuple[int, int]]:
     """Return symbol -> (address, size in bytes) of the kernels in the board's build."""
-    listing = run_inside(
-        ["riscv64-linux-gnu-nm", "--print-size", "--defined-only", "/server"],
-        what="list the symbols of llama-server",
-        binds={"/server": build(BOARD) / "llama-server"},
-    ).stdout
-    found = {}
-    for line in listing.splitlines():
-        match line.split():
-            case [address, size, _, symbol] if KERNELS.fullmatch(_function(symbol)):
-                found[_function(symbol)] = (int(address, 16), int(size, 16))
+    found = {
+        _function(symbol): (start, end - start)
+        for symbol, (start, end) in functions(build(BOARD) / "llama-server")
+        if KERNELS.fullmatch(_function(symbol))
+    }
     if not found:
         raise Differs(f"{BOARD}: no symbol matches {KERNELS.pattern}: cannot see which kernel runs")
     return found

@@ -12,9 +12,10 @@ so time spent waiting is bounded from below.  glibc's adaptive mutexes pause, to
 """
 
 import argparse
+import contextlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,31 +108,45 @@ def disassemble(program: Path, start: int, end: int) -> dict[int, Instruction]:
     return code
 
 
-def _functions_with_pause(program: Path) -> list[tuple[str, tuple[int, int], list[int]]]:
-    """Return name, [start, end) and addresses of pause-like bytes of each function with some."""
+def functions(program: Path) -> list[tuple[str, tuple[int, int]]]:
+    """Return name and [start, end) of each function of a riscv64 program, in its table's order.
+
+    Raises InvalidData for another program, and for one that is stripped.
+    """
+    with _opened(program) as elf:
+        symbols = elf.get_section_by_name(".symtab")
+        if not isinstance(symbols, SymbolTableSection):
+            raise InvalidData(f"{program}: stripped; its symbols name the loops, keep them")
+        return [
+            (symbol.name, (symbol["st_value"], symbol["st_value"] + symbol["st_size"]))
+            for symbol in symbols.iter_symbols()
+            if symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_size"]
+        ]
+
+
+@contextlib.contextmanager
+def _opened(program: Path) -> Iterator[ELFFile]:
     try:
         with program.open("rb") as file:
             elf = ELFFile(file)
             if elf["e_machine"] != "EM_RISCV":
                 raise InvalidData(f"{program}: {elf['e_machine']}, expected EM_RISCV")
-            symbols = elf.get_section_by_name(".symtab")
-            if not isinstance(symbols, SymbolTableSection):
-                raise InvalidData(f"{program}: stripped; its symbols name the loops, keep them")
-            places = [
-                section["sh_addr"] + match.start()
-                for section in elf.iter_sections()
-                if section["sh_flags"] & 4  # SHF_EXECINSTR
-                for match in re.finditer(re.escape(PAUSE), section.data())
-            ]
-            functions = {
-                (symbol["st_value"], symbol["st_value"] + symbol["st_size"]): symbol.name
-                for symbol in symbols.iter_symbols()
-                if symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_size"]
-            }
+            yield elf
     except (OSError, ELFError) as exc:
         raise InvalidData(f"{program}: not a readable ELF program: {exc}") from exc
+
+
+def _functions_with_pause(program: Path) -> list[tuple[str, tuple[int, int], list[int]]]:
+    """Return name, [start, end) and addresses of pause-like bytes of each function with some."""
+    with _opened(program) as elf:
+        places = [
+            section["sh_addr"] + match.start()
+            for section in elf.iter_sections()
+            if section["sh_flags"] & 4  # SHF_EXECINSTR
+            for match in re.finditer(re.escape(PAUSE), section.data())
+        ]
     found = []
-    for (start, end), name in sorted(functions.items()):
+    for (start, end), name in sorted({span: name for name, span in functions(program)}.items()):
         if inside := [place for place in places if start <= place < end]:
             found.append((name, (start, end), inside))
     return found
