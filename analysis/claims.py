@@ -7,7 +7,7 @@ Limit: whether a claim says what the report says is a matter of reading both.
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,83 +182,90 @@ def _check(one: Mapping[str, Any], content: Mapping[str, Any], place: str) -> No
 
 
 def _points(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> list[Point]:
-    models: Sequence[str] = rules["models"]
-    vlen = rules["vlen_bits"] or None
+    """The points of a claim: one function below for each kind of contrast."""
+    return list(_KINDS[contrast["kind"]](contrast, rules))
 
-    def cell(policy: str, concurrency: int | None, model: str = models[0]) -> Cell:
-        return Cell(policy, concurrency, model, vlen, rules["scope"])
 
-    match contrast["kind"]:
-        case "policies":
-            several = len(contrast["controls"]) > 1
-            return [
-                Point(
-                    f"c={c}, against {control}" if several else f"c={c}",
-                    ((1.0, cell(contrast["treatment"], c)), (-1.0, cell(control, c))),
-                )
-                for control in contrast["controls"]
-                for c in contrast["concurrencies"]
-            ]
-        case "growth":
-            return [
-                Point(
-                    f"c={low} to {high}",
-                    ((1.0, cell(contrast["policy"], high)), (-1.0, cell(contrast["policy"], low))),
-                )
-                for low, high in itertools.pairwise(contrast["concurrencies"])
-            ]
-        case "growth-to":
-            low, high = contrast["concurrencies"]
-            policy = contrast["policy"]
-            return [
-                Point(
-                    f"c={low} to {high}",
-                    ((1.0, cell(policy, high)), (-1.0, cell(policy, low))),
-                    target=contrast["value"],
-                )
-            ]
-        case "gain-growth":
-            low, high = contrast["concurrencies"]
-            treatment, control = contrast["treatment"], contrast["control"]
-            return [
-                Point(
-                    f"gain at c={high} over gain at c={low}",
-                    (
-                        (1.0, cell(treatment, high)),
-                        (-1.0, cell(control, high)),
-                        (-1.0, cell(treatment, low)),
-                        (1.0, cell(control, low)),
-                    ),
-                )
-            ]
-        case "models":
-            return [
-                Point(
-                    f"{small} to {large}, c={c}",
-                    (
-                        (1.0, cell(contrast["policy"], c, large)),
-                        (-1.0, cell(contrast["policy"], c, small)),
-                    ),
-                )
-                for small, large in itertools.pairwise(models)
-                for c in contrast["concurrencies"]
-            ]
-        case "explains":
-            return [
-                Point(
-                    f"c={c}",
-                    ((1.0, cell(contrast["control"], c)), (-1.0, cell(contrast["treatment"], c))),
-                )
-                for c in contrast["concurrencies"]
-            ]
-    return [
-        Point(
-            f"VLEN {point['vlen_bits']}, over {point['divisor']:g} B"
-            if point["divisor"] != 1
-            else f"VLEN {point['vlen_bits']}",
-            ((1.0, Cell(contrast["policy"], None, models[0], point["vlen_bits"], rules["scope"])),),
-            point["divisor"],
-            point["value"],
+def _cell(
+    rules: Mapping[str, Any], policy: str, concurrency: int, model: str | None = None
+) -> Cell:
+    model = model or rules["models"][0]
+    return Cell(policy, concurrency, model, rules["vlen_bits"] or None, rules["scope"])
+
+
+def _over(label: str, upper: Cell, lower: Cell, target: float | None = None) -> Point:
+    """The ratio of one cell to another."""
+    return Point(label, ((1.0, upper), (-1.0, lower)), target=target)
+
+
+def _policies(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Point]:
+    several = len(contrast["controls"]) > 1
+    for control in contrast["controls"]:
+        for c in contrast["concurrencies"]:
+            label = f"c={c}, against {control}" if several else f"c={c}"
+            yield _over(label, _cell(rules, contrast["treatment"], c), _cell(rules, control, c))
+
+
+def _growth(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Point]:
+    """From one concurrency to the next; with a `value`, which "growth-to" has, as its target."""
+    policy = contrast["policy"]
+    for low, high in itertools.pairwise(contrast["concurrencies"]):
+        yield _over(
+            f"c={low} to {high}",
+            _cell(rules, policy, high),
+            _cell(rules, policy, low),
+            contrast.get("value"),
         )
-        for point in contrast["points"]
-    ]
+
+
+def _gain_growth(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Point]:
+    low, high = contrast["concurrencies"]
+    treatment, control = contrast["treatment"], contrast["control"]
+    yield Point(
+        f"gain at c={high} over gain at c={low}",
+        (
+            (1.0, _cell(rules, treatment, high)),
+            (-1.0, _cell(rules, control, high)),
+            (-1.0, _cell(rules, treatment, low)),
+            (1.0, _cell(rules, control, low)),
+        ),
+    )
+
+
+def _models(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Point]:
+    policy = contrast["policy"]
+    for small, large in itertools.pairwise(rules["models"]):
+        for c in contrast["concurrencies"]:
+            yield _over(
+                f"{small} to {large}, c={c}",
+                _cell(rules, policy, c, large),
+                _cell(rules, policy, c, small),
+            )
+
+
+def _explains(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Point]:
+    for c in contrast["concurrencies"]:
+        yield _over(
+            f"c={c}",
+            _cell(rules, contrast["control"], c),
+            _cell(rules, contrast["treatment"], c),
+        )
+
+
+def _exact(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Point]:
+    for point in contrast["points"]:
+        bits, divisor = point["vlen_bits"], point["divisor"]
+        label = f"VLEN {bits}" if divisor == 1 else f"VLEN {bits}, over {divisor:g} B"
+        cell = Cell(contrast["policy"], None, rules["models"][0], bits, rules["scope"])
+        yield Point(label, ((1.0, cell),), divisor, point["value"])
+
+
+_KINDS = {
+    "policies": _policies,
+    "growth": _growth,
+    "growth-to": _growth,
+    "gain-growth": _gain_growth,
+    "models": _models,
+    "explains": _explains,
+    "exact": _exact,
+}
