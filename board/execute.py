@@ -139,49 +139,14 @@ def _measure(
             ) from error
         failure = {"reason": error.reason, "detail": error.detail}
         facts = {**facts, **error.facts}
-    reasons: list[str] = []
-    details: list[str] = []
-    if failure is not None:
-        reasons.append(failure["reason"])
-        details.append(failure["detail"])
-    agent = _result(partial.path / "agent.json", "agent", reasons, details)
-    loadgen = _result(partial.path / "loadgen.json", "loadgen", reasons, details)
-    if loadgen and (strange := _strange_load(loadgen["config"], plan.cell)):
-        reasons.append("load-mismatch")
-        details.append(f"loadgen.json: {strange}")
-    if loadgen:
-        figures = loadgen["invalid_details"]
-        details += [f"loadgen.json: {reason}: {figures[reason]}" for reason in figures]
-    for part in (agent, loadgen, calibration):
-        reasons += part["invalid_reasons"] if part else []
-    if agent and "kernel-warning" in reasons:
-        warnings = agent["platform"]["kernel_warnings"]
-        details += [f"kernel: {line}" for line in warnings]
-        # Decided here, not by the agent: what that is told is part of what the board computes.
-        emulated = warnings and all(line.startswith(EMULATED_WARNINGS) for line in warnings)
-        if board.platform == "virtual" and emulated:
-            reasons.remove("kernel-warning")
-    counted = _instruments(plan.cell["instruments"], partial.path, reasons, details)
-    agreed = agreement(*(counted[name] for name in INSTRUMENTS))
-    if agreed and not agreed["agrees"]:
-        reasons.append("instruments-disagree")
-        details += [f"instruments: {line}" for line in agreed["differences"]]
-    if differences := switch_differences(agent, counted.get("switches")):
-        reasons.append("switches-disagree")
-        details += [f"switches: {line}" for line in differences]
-    scheduled = _scheduler(plan.cell, partial.path, reasons, details)
-    told = phase_tokens(plan.cell, agent, loadgen, scheduled)
-    if told is None and agent and loadgen and scheduled and with_hints(plan.cell):
-        reasons.append("phase-tokens-unknown")
-    if told and not told["agrees"]:
-        reasons.append("phase-tokens-disagree")
-        details += [f"phase tokens: {line}" for line in told["differences"]]
+    reasons = [failure["reason"]] if failure else []
+    details = [failure["detail"]] if failure else []
+    judged = _judged(board, plan.cell, calibration, partial.path, reasons, details)
     reasons = list(dict.fromkeys(reasons))
     record = {
         "schema_version": "1",
         "run_id": partial.run_id,
         "cell": plan.cell,
-        "platform": agent["platform"] if agent else None,
         "environment": {
             "attempt": partial.attempt,
             "started_at": started_at,
@@ -196,17 +161,76 @@ def _measure(
             **facts,
         },
         "calibration": calibration,
+        **judged,
+        "valid": not reasons,
+        "invalid_reasons": reasons,
+    }
+    directory = results.finish(partial, record)
+    return Outcome(directory, tuple(reasons), tuple(details))
+
+
+def _judged(
+    board: Board,
+    cell: Mapping[str, Any],
+    calibration: Mapping[str, Any] | None,
+    directory: Path,
+    reasons: list[str],
+    details: list[str],
+) -> dict[str, Any]:
+    """What the board delivered, as the record has it; what speaks against it joins the lists."""
+    agent = _result(directory / "agent.json", "agent", reasons, details)
+    loadgen = _result(directory / "loadgen.json", "loadgen", reasons, details)
+    if loadgen:
+        _judge_load(loadgen, cell, reasons, details)
+    for part in (agent, loadgen, calibration):
+        reasons += part["invalid_reasons"] if part else []
+    if agent and "kernel-warning" in reasons:
+        _judge_warnings(board, agent["platform"]["kernel_warnings"], reasons, details)
+    counted = _instruments(cell["instruments"], directory, reasons, details)
+    agreed = agreement(*(counted[name] for name in INSTRUMENTS))
+    if agreed and not agreed["agrees"]:
+        reasons.append("instruments-disagree")
+        details += [f"instruments: {line}" for line in agreed["differences"]]
+    if differences := switch_differences(agent, counted.get("switches")):
+        reasons.append("switches-disagree")
+        details += [f"switches: {line}" for line in differences]
+    scheduled = _scheduler(cell, directory, reasons, details)
+    told = phase_tokens(cell, agent, loadgen, scheduled)
+    if told is None and agent and loadgen and scheduled and with_hints(cell):
+        reasons.append("phase-tokens-unknown")
+    if told and not told["agrees"]:
+        reasons.append("phase-tokens-disagree")
+        details += [f"phase tokens: {line}" for line in told["differences"]]
+    return {
+        "platform": agent["platform"] if agent else None,
         "loadgen": loadgen,
         **counted,
         "scheduler": {"kernel": agent["scheduler"], "document": scheduled} if agent else None,
         "phase_tokens": told,
         "bystanders": agent["bystanders"] if agent else None,
         "agreement": agreed,
-        "valid": not reasons,
-        "invalid_reasons": reasons,
     }
-    directory = results.finish(partial, record)
-    return Outcome(directory, tuple(reasons), tuple(details))
+
+
+def _judge_load(
+    loadgen: Mapping[str, Any], cell: Mapping[str, Any], reasons: list[str], details: list[str]
+) -> None:
+    if strange := _strange_load(loadgen["config"], cell):
+        reasons.append("load-mismatch")
+        details.append(f"loadgen.json: {strange}")
+    figures = loadgen["invalid_details"]
+    details += [f"loadgen.json: {reason}: {figures[reason]}" for reason in figures]
+
+
+def _judge_warnings(
+    board: Board, warnings: Sequence[str], reasons: list[str], details: list[str]
+) -> None:
+    """Show them; those that come of being emulated are no reason on the virtual board."""
+    details += [f"kernel: {line}" for line in warnings]
+    # Decided here, not by the agent: what that is told is part of what the board computes.
+    emulated = warnings and all(line.startswith(EMULATED_WARNINGS) for line in warnings)
+    if board.platform == "virtual" and emulated:
+        reasons.remove("kernel-warning")
 
 
 def _instruments(
