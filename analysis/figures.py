@@ -218,38 +218,17 @@ def _model_sizes(those: Sequence[Group]) -> list[Figure]:
             )
         ]
     made = []
-    for those_models in several:
+    for models in several:
         columns = [
             column
             for column in (BY_CONCURRENCY[0], BY_CONCURRENCY[4])
-            if any(group.has(column.metric) for group in those_models)
+            if any(group.has(column.metric) for group in models)
         ]
         canvas, axes = axes_of(3.6 * len(columns), columns=len(columns))
         for panel, column in zip(axes, columns, strict=True):
-            for place, group in enumerate(those_models):
-                cells = {
-                    c: one for (c, policy), one in group.cells(column.metric).items()
-                    if policy == "baseline"
-                }  # fmt: skip
-                colour, marker = _SERIES[place % 4], _MARKERS[place % 4]
-                panel.plot(
-                    list(cells), [one.mean for one in cells.values()], "-",
-                    color=colour, marker=marker, label=group.model,
-                )  # fmt: skip
-                for concurrency, one in cells.items():
-                    panel.plot(
-                        [concurrency] * one.n, one.values, marker, color=colour, markersize=3,
-                        markerfacecolor="white",
-                    )  # fmt: skip
-            panel.set_ylim(bottom=0)
-            panel.set_xticks(
-                sorted({c for group in those_models for c, _ in group.cells(column.metric)})
-            )
-            panel.set_xlabel("concurrent requests")
-            panel.set_ylabel(f"{column.title}, {unit_on(those_models[0].platform, column.unit)}")
-            panel.grid(axis="y", color="#dddddd")
+            _by_model(panel, column, models)
         _legend(axes[0])
-        first = those_models[0]
+        first = models[0]
         name = f"models-{first.experiment}-{first.board}"
         made.append(
             Figure(
@@ -260,6 +239,30 @@ def _model_sizes(those: Sequence[Group]) -> list[Figure]:
             )
         )
     return made
+
+
+def _by_model(panel: Axes, column: Column, models: Sequence[Group]) -> None:
+    """One metric under the baseline against concurrency, a line per model."""
+    for place, group in enumerate(models):
+        cells = {
+            c: one for (c, policy), one in group.cells(column.metric).items()
+            if policy == "baseline"
+        }  # fmt: skip
+        colour, marker = _SERIES[place % 4], _MARKERS[place % 4]
+        panel.plot(
+            list(cells), [one.mean for one in cells.values()], "-",
+            color=colour, marker=marker, label=group.model,
+        )  # fmt: skip
+        for concurrency, one in cells.items():
+            panel.plot(
+                [concurrency] * one.n, one.values, marker, color=colour, markersize=3,
+                markerfacecolor="white",
+            )  # fmt: skip
+    panel.set_ylim(bottom=0)
+    panel.set_xticks(sorted({c for group in models for c, _ in group.cells(column.metric)}))
+    panel.set_xlabel("concurrent requests")
+    panel.set_ylabel(f"{column.title}, {unit_on(models[0].platform, column.unit)}")
+    panel.grid(axis="y", color="#dddddd")
 
 
 def _split(group: Group) -> tuple[Canvas, str]:
