@@ -25,78 +25,106 @@ from toolchain.errors import ArtifactError
 
 Script = Callable[[Mapping[str, Any], Path, threading.Event], dict[str, Any]]
 
-EXPERIMENTS = """
-schema_version = "1"
-[loads.short]
-mode = "closed"
-requests = 8
-warmup_requests = 1
-prompt_words = 48
-max_tokens = 16
-[loads.france]
-mode = "closed"
-requests = 1
-warmup_requests = 0
-prompt = "The capital of France is"
-max_tokens = 3
-[servers.small]
-threads = 4
-threads_batch = 8
-ctx_per_slot = 100
-poll = 50
-[run_defaults]
-board = "virtual"
-model = "banana-tiny"
-policy = "baseline"
-scope = "all"
-bystanders = 0
-concurrency = 2
-seed = 1
-load = "short"
-server = "small"
-instruments = []
-deadline_s = 60
-cost = { cpu_s = 30, disk_mib = 0.25 }
-[experiments.E0]
-title = "kick the tires"
-purpose = "a purpose"
-full_only = false
-[[experiments.E0.parts]]
-model = "banana-tiny"
-policies = ["baseline"]
-concurrencies = [2]
-seeds = [1, 2]
-load = "short"
-server = "small"
-instruments = []
-deadline_s = 60
-cost = { cpu_s = 30, disk_mib = 0.25 }
-[[experiments.E0.parts]]
-model = "smollm2"
-policies = ["baseline"]
-concurrencies = [1]
-seeds = [1]
-load = "france"
-server = "small"
-instruments = []
-deadline_s = 60
-cost = { cpu_s = 90, disk_mib = 0.25 }
-expect_text = "Paris"
-[experiments.E9]
-title = "for a full reproduction"
-purpose = "another purpose"
-full_only = true
-[[experiments.E9.parts]]
-model = "banana-tiny"
-policies = ["baseline"]
-concurrencies = [8]
-seeds = [1]
-load = "short"
-server = "small"
-instruments = []
-deadline_s = 60
-cost = { cpu_s = 30, disk_mib = 0.25 }
-"""
+COST = {"cpu_s": 30, "disk_mib": 0.25}
+
+
+def experiments(
+    load: Mapping[str, int],
+    server: Mapping[str, int],
+    *,
+    seeds: Sequence[int] = (1,),
+    scope: str = "partial",
+    instruments: Sequence[str] = ("observer", "profiler", "truth"),
+    deadline_s: int = 60,
+    cost: Mapping[str, float] = COST,
+) -> str:
+    """An experiments.toml of one load, "short", and one server, "small".
+
+    A single run has them by default, under the instruments; E0 is such a cell without any.
+    """
+    defaults = {
+        "board": "virtual",
+        "model": "banana-tiny",
+        "policy": "baseline",
+        "scope": scope,
+        "bystanders": 0,
+        "concurrency": 2,
+        "seed": 1,
+        "load": "short",
+        "server": "small",
+        "instruments": list(instruments),
+        "deadline_s": deadline_s,
+        "cost": cost,
+    }
+    return (
+        'schema_version = "1"\n'
+        + _table("[loads.short]", {"mode": "closed", **load})
+        + _table("[servers.small]", server)
+        + _table("[run_defaults]", defaults)
+        + _experiment("E0", "kick the tires", full_only=False)
+        + _part("E0", seeds=list(seeds), deadline_s=deadline_s, cost=cost)
+    )
+
+
+def _experiment(name: str, title: str, *, full_only: bool) -> str:
+    content = {"title": title, "purpose": "a purpose", "full_only": full_only}
+    return _table(f"[experiments.{name}]", content)
+
+
+def _part(experiment: str, **changed: Any) -> str:
+    content = {
+        "model": "banana-tiny",
+        "policies": ["baseline"],
+        "concurrencies": [2],
+        "seeds": [1],
+        "load": "short",
+        "server": "small",
+        "instruments": [],
+        "deadline_s": 60,
+        "cost": COST,
+    }
+    return _table(f"[[experiments.{experiment}.parts]]", content | changed)
+
+
+def _table(head: str, content: Mapping[str, Any]) -> str:
+    return head + "\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in content.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+    return json.dumps(value)  # words, numbers, truth values and lists of them are TOML as they are
+
+
+EXPERIMENTS = (
+    experiments(
+        {"requests": 8, "warmup_requests": 1, "prompt_words": 48, "max_tokens": 16},
+        {"threads": 4, "threads_batch": 8, "ctx_per_slot": 100, "poll": 50},
+        seeds=[1, 2],
+        scope="all",
+        instruments=[],
+    )
+    + _part(
+        "E0",
+        model="smollm2",
+        concurrencies=[1],
+        load="france",
+        cost={**COST, "cpu_s": 90},
+        expect_text="Paris",
+    )
+    + _table(
+        "[loads.france]",
+        {
+            "mode": "closed",
+            "requests": 1,
+            "warmup_requests": 0,
+            "prompt": "The capital of France is",
+            "max_tokens": 3,
+        },
+    )
+    + _experiment("E9", "for a full reproduction", full_only=True)
+    + _part("E9", concurrencies=[8])
+)
 
 
 def definitions(directory: Path, text: str = EXPERIMENTS) -> Definitions:

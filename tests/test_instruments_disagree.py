@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_board import calibration as fake_calibration
-from fake_board import definitions
+from fake_board import definitions, experiments
 
 from board.cell import Overrides
 from board.runner import run_one
@@ -29,47 +29,12 @@ from toolchain.recipe import build
 
 pytestmark = pytest.mark.boot
 
-EXPERIMENTS = """
-schema_version = "1"
-[loads.least]
-mode = "closed"
-requests = 2
-warmup_requests = 0
-prompt_words = 12
-max_tokens = 2
-[servers.one]
-threads = 1
-threads_batch = 1
-ctx_per_slot = 64
-poll = 50
-[run_defaults]
-board = "virtual"
-model = "banana-tiny"
-policy = "baseline"
-concurrency = 2
-seed = 1
-load = "least"
-server = "one"
-instruments = ["observer", "profiler", "truth"]
-scope = "partial"
-bystanders = 0
-deadline_s = 3600
-cost = { cpu_s = 40, disk_mib = 4 }
-[experiments.E0]
-title = "nothing"
-purpose = "not run"
-full_only = false
-[[experiments.E0.parts]]
-model = "banana-tiny"
-policies = ["baseline"]
-concurrencies = [2]
-seeds = [1]
-load = "least"
-server = "one"
-instruments = []
-deadline_s = 3600
-cost = { cpu_s = 40, disk_mib = 4 }
-"""
+EXPERIMENTS = experiments(
+    {"requests": 2, "warmup_requests": 0, "prompt_words": 12, "max_tokens": 2},
+    {"threads": 1, "threads_batch": 1, "ctx_per_slot": 64, "poll": 50},
+    deadline_s=3600,
+    cost={"cpu_s": 40, "disk_mib": 4},
+)
 
 
 class SmallBoard(VirtualBoard):

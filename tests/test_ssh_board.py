@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import ssh_board
-from fake_board import definitions
+from fake_board import definitions, experiments
 from processes import users_of
 from ssh_board import TestBoard
 
@@ -45,47 +45,12 @@ from toolchain.recipe import build
 
 pytestmark = pytest.mark.boot
 
-EXPERIMENTS = """
-schema_version = "1"
-[loads.least]
-mode = "closed"
-requests = 2
-warmup_requests = 0
-prompt_words = 4
-max_tokens = 2
-[servers.few]
-threads = 2
-threads_batch = 2
-ctx_per_slot = 100
-poll = 0
-[run_defaults]
-board = "virtual"
-model = "banana-tiny"
-policy = "baseline"
-scope = "partial"
-bystanders = 0
-concurrency = 2
-seed = 1
-load = "least"
-server = "few"
-instruments = ["observer", "profiler", "truth"]
-deadline_s = 900
-cost = { cpu_s = 30, disk_mib = 1 }
-[experiments.E0]
-title = "t"
-purpose = "p"
-full_only = false
-[[experiments.E0.parts]]
-model = "banana-tiny"
-policies = ["baseline"]
-concurrencies = [2]
-seeds = [1]
-load = "least"
-server = "few"
-instruments = []
-deadline_s = 900
-cost = { cpu_s = 30, disk_mib = 1 }
-"""
+EXPERIMENTS = experiments(
+    {"requests": 2, "warmup_requests": 0, "prompt_words": 4, "max_tokens": 2},
+    {"threads": 2, "threads_batch": 2, "ctx_per_slot": 100, "poll": 0},
+    deadline_s=900,
+    cost={"cpu_s": 30, "disk_mib": 1},
+)
 INV = "import sys; from toolchain.cli import main; main(sys.argv[1:])"
 SNAPSHOT = """
 cut -d' ' -f1-3 /proc/mounts
