@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,37 +26,42 @@ START_S = 120.0
 PROGRAMS = ("nix", "nix-build", "nix-instantiate", "nix-store")
 
 
-@contextlib.contextmanager
-def docker_engine() -> Iterator[str]:
+def docker_engine() -> contextlib.AbstractContextManager[str]:
     """Yield the DOCKER_HOST of an engine: the machine's, or one of our own; skips without."""
-    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    if _answers(host):
-        yield host
-        return
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip(f"no Docker engine at {host}, and none can be started (root, dockerd)")
-    with tempfile.TemporaryDirectory(prefix="engine-") as place:
-        host = f"unix://{place}/docker.sock"
-        command = ["dockerd", "--host", host, "--data-root", f"{place}/data", "--bridge", "none"]
-        command += ["--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid", "--iptables=false"]
-        with _started(command, host, Path(place) / "log"):
-            yield host
+
+    def command(place: str, host: str) -> list[str]:
+        words = ["dockerd", "--host", host, "--data-root", f"{place}/data", "--bridge", "none"]
+        words += ["--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid", "--iptables=false"]
+        return words
+
+    return _engine("DOCKER_HOST", "unix:///var/run/docker.sock", "dockerd", command)
+
+
+def podman_engine() -> contextlib.AbstractContextManager[str]:
+    """Yield the CONTAINER_HOST of an engine: the user's, or one of our own; skips without."""
+
+    def command(place: str, host: str) -> list[str]:
+        words = ["podman", "--root", f"{place}/data", "--runroot", f"{place}/run"]
+        words += ["--cgroup-manager", "cgroupfs", "system", "service", "--time", "0", host]
+        return words
+
+    return _engine("CONTAINER_HOST", "unix:///run/podman/podman.sock", "podman", command)
 
 
 @contextlib.contextmanager
-def podman_engine() -> Iterator[str]:
-    """Yield the CONTAINER_HOST of an engine: the user's, or one of our own; skips without."""
-    host = os.environ.get("CONTAINER_HOST", "unix:///run/podman/podman.sock")
+def _engine(
+    variable: str, default: str, program: str, command: Callable[[str, str], list[str]]
+) -> Iterator[str]:
+    """Yield the engine's address.  command: of (a directory, the address) what starts one."""
+    host = os.environ.get(variable, default)
     if _answers(host):
         yield host
         return
-    if os.geteuid() != 0 or shutil.which("podman") is None:
-        pytest.skip(f"no Podman engine at {host}, and none can be started (root, podman)")
+    if os.geteuid() != 0 or shutil.which(program) is None:
+        pytest.skip(f"no engine at {host} ({variable}), and none can be started (root, {program})")
     with tempfile.TemporaryDirectory(prefix="engine-") as place:
-        host = f"unix://{place}/podman.sock"
-        command = ["podman", "--root", f"{place}/data", "--runroot", f"{place}/run"]
-        command += ["--cgroup-manager", "cgroupfs", "system", "service", "--time", "0", host]
-        with _started(command, host, Path(place) / "log"):
+        host = f"unix://{place}/engine.sock"
+        with _started(command(place, host), host, Path(place) / "log"):
             yield host
 
 
