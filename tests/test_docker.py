@@ -224,21 +224,7 @@ def test_two_builds_at_once(checkout: Checkout, env: Mapping[str, str]) -> None:
 
 def test_a_full_disk_of_the_host(checkout: Checkout, env: Mapping[str, str]) -> None:
     checkout.add_recipe("x", "dd if=/dev/zero of=/out/out bs=1M count=30 2>/dev/null\n")
-    place = checkout.home / ".cache"
-    place.mkdir()
-    done = checkout.run(
-        *BUILD,
-        prefix=(
-            *("unshare", "--user", "--map-root-user", "--mount", "sh", "-c"),
-            'mount -t tmpfs -o size=14m tmpfs "$0" || exit 77\n'
-            '"$@"; echo "code $?"; ls -A "$0/bananaos/build"\n'
-            'mount -t tmpfs -o remount,size=90m tmpfs "$0"; "$@"; echo "code $?"',
-            os.fspath(place),
-        ),
-        env=env,
-    )
-    if done.code == 77 or "unshare: unshare failed" in done.err:
-        pytest.skip(f"needs user namespaces: {done.err}")
+    done = checkout.run_on_a_full_disk(*BUILD, sizes_mib=(14, 90), show=["build"], env=env)
     lines = done.out.splitlines()
     assert (lines[0], lines[-1]) == ("code 3", "code 0")
     assert "No space left on device" in done.error

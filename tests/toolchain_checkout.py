@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from toolchain.lock import Package
 from toolchain.recipe import ROOMS
 
@@ -275,6 +277,33 @@ class Checkout:
     ) -> "Ended":
         """Run a verb; an empty value in `env` unsets a variable."""
         return self.run_command([*prefix, *self.command(*verb)], env=env, cwd=cwd)
+
+    def run_on_a_full_disk(
+        self,
+        *verb: str,
+        sizes_mib: tuple[int, int],
+        show: Sequence[str],
+        env: Mapping[str, str] | None = None,
+    ) -> "Ended":
+        """Run a verb, its cache on a disk of the first size, and again when it has the second.
+
+        Each prints its exit code; in between is what lies in the folders `show` of the cache.
+        Skips without user namespaces.
+        """
+        place = self.home / ".cache"
+        place.mkdir()
+        small, large = (f"size={size}m" for size in sizes_mib)
+        folders = " ".join(f'"$0/{self.cache.name}/{name}"' for name in show)
+        script = (
+            f'mount -t tmpfs -o {small} tmpfs "$0" || exit 77\n'
+            f'"$@"; echo "code $?"; ls -A {folders}\n'
+            f'mount -t tmpfs -o remount,{large} tmpfs "$0"; "$@"; echo "code $?"'
+        )
+        unshare = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script)
+        done = self.run(*verb, prefix=(*unshare, os.fspath(place)), env=env)
+        if done.code == 77 or "unshare: unshare failed" in done.err:
+            pytest.skip(f"needs user namespaces: {done.err}")
+        return done
 
     def run_command(
         self, argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
