@@ -19,6 +19,30 @@ for other harts' turns of the quantum or for the host: of the emulation, not of 
 board the same line makes a run invalid."""
 
 
+AGENT_INVALID = 4
+"""The agent's exit code for an invalid run, whose files are all there."""
+_TO_AGENT = ("machine", "concurrency", "load", "server", "scheduling", "bystanders")
+_TAIL_LINES = 12
+
+
+def for_agent(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """What the agent on a board is told of its cell: what it does.
+
+    A cell that differs only in what watches from outside (truth) must be the same cell in there,
+    to the last byte.
+    """
+    return {key: cell[key] for key in _TO_AGENT}
+
+
+def tail(log: Path, if_empty: str) -> str:
+    """The last lines of a log, indented for an error message."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        lines = []
+    return "\n".join(f"  | {line}" for line in lines or [f"({if_empty})"])
+
+
 class RunFailed(InvalidData):
     """A cell, or another guest, could not be run to its end; a run is kept, as invalid, with this.
 

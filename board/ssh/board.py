@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from board.base import RunFailed, RunVoid
+from board.base import AGENT_INVALID, RunFailed, RunVoid, for_agent, tail
 from board.boards import SshSettings
 from board.cell import tools_of
 from board.ssh import payload
@@ -25,7 +25,6 @@ from board.ssh.doctor import STOCK, hardware
 from board.ssh.link import LinkLost
 from board.ssh.session import Patience, Session
 from board.virtual.boot import extract
-from board.virtual.guest import INVALID, TO_AGENT
 from toolchain.command import Cancelled
 from toolchain.errors import EnvironmentUnfit, UsageError
 from toolchain.fetch import sha256_file
@@ -38,7 +37,7 @@ COLD_POLL_S = 10.0
 STOP_S = 300.0
 """An agent gets 75 s to end in order (board/onboard/runs.py), more on a board that is very busy."""
 LOG = "console.log"
-TAIL_LINES = 12
+SILENT = "the agent said nothing"
 FULL_BYTES = 1 << 20
 
 
@@ -210,8 +209,7 @@ class SshBoard:
         files = payload.told(
             self._settings, used, f"{directory}/runs/{token}/in", there, kernel_sites
         )
-        told = {key: cell[key] for key in TO_AGENT}
-        files["cell.json"] = json.dumps(told, indent=1, sort_keys=True) + "\n"
+        files["cell.json"] = json.dumps(for_agent(cell), indent=1, sort_keys=True) + "\n"
         argv = ["python3", "-m", "board.agent", "--cell", "{in}/cell.json"]
         argv += ["--server", f"{there}/llama-server", "--model", f"{there}/{cell['model']}.gguf"]
         argv += ["--tools", "{in}/tools.json", "--out", "{out}"]
@@ -246,7 +244,8 @@ class SshBoard:
                 if time.monotonic() > end_s:
                     raise RunFailed(
                         "board-timeout",
-                        f"not done after {deadline_s:g} s; stopped\n{_tail(directory)}",
+                        f"not done after {deadline_s:g} s; stopped\n"
+                        f"{tail(directory / LOG, SILENT)}",
                     )
                 if cancel.wait(POLL_S):
                     raise Cancelled(f"board {self.name}: cancelled")
@@ -292,7 +291,7 @@ class SshBoard:
 
     def _require_room(self, state: Mapping[str, Any]) -> None:
         """Raise where the agent did not come to its end for want of room."""
-        if state["exit_code"] not in (0, INVALID) and state["free_bytes"] < FULL_BYTES:
+        if state["exit_code"] not in (0, AGENT_INVALID) and state["free_bytes"] < FULL_BYTES:
             raise EnvironmentUnfit(
                 f"board {self.name}: {self._session.directory}: the disk is full: free some "
                 "space on the board, then run the same again"
@@ -301,14 +300,9 @@ class SshBoard:
     def _require_end(self, state: Mapping[str, Any], directory: Path) -> None:
         """Raise unless the agent came to its end."""
         code = state["exit_code"]
-        if code in (0, INVALID):
+        if code in (0, AGENT_INVALID):
             return
         how = "its supervisor was killed" if code is None else f"exit code {code}"
         if code is not None and code < 0:
             how = f"killed by signal {-code}"
-        raise RunFailed("agent-failed", f"{how}\n{_tail(directory)}")
-
-
-def _tail(directory: Path) -> str:
-    lines = (directory / LOG).read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    return "\n".join(f"  | {line}" for line in lines) or "  | (the agent said nothing)"
+        raise RunFailed("agent-failed", f"{how}\n{tail(directory / LOG, SILENT)}")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from board.base import RunFailed
+from board.base import RunFailed, tail
 from board.times import cpu_seconds
 from board.virtual import machine as machines
 from board.virtual import quantum
@@ -30,7 +30,6 @@ from toolchain.paths import cache_dir
 from toolchain.recipe import build
 
 ROOM = Path(__file__).parent
-TAIL_LINES = 12
 
 # In order: an oops ends in a panic when the kernel is told so, a stall may, out of memory may.
 SYMPTOMS = (
@@ -167,8 +166,7 @@ def _console(directory: Path) -> str:
 
 def console_tail(directory: Path) -> str:
     """Return the console's last lines, indented for an error message."""
-    lines = _console(directory).splitlines()[-TAIL_LINES:]
-    return "\n".join(f"  | {line}" for line in lines) or "  | (the console is empty)"
+    return tail(directory / "console.log", "the console is empty")
 
 
 def _unpack(directory: Path) -> int:

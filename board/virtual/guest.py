@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from board.base import RunFailed
+from board.base import AGENT_INVALID, RunFailed, for_agent
 from board.cell import tools_of
 from board.models import model as model_file
 from board.virtual import tools
@@ -21,18 +21,12 @@ from toolchain.fetch import sha256_file
 from toolchain.recipe import build
 from toolchain.rootfs import tree_key
 
-INVALID = 4
-"""The agent's exit code for an invalid run, whose files are all there."""
-
 SCRIPT = """#!/bin/sh
 cd /payload && busybox tar -x -f agent.tar || exit 1
 exec python3 -m board.agent --cell cell.json --around-load /bin/harts \\
 \t--server /payload/llama-server --model /payload/model.gguf \\
 \t--tools tools.json --out /results
 """
-TO_AGENT = ("machine", "concurrency", "load", "server", "scheduling", "bystanders")
-"""What the guest is told of its cell: what it does.  A cell that differs only in what watches from
-outside (truth) must be the same cell in there, to the last byte."""
 
 
 def artifacts(model: str) -> dict[str, str]:
@@ -55,8 +49,7 @@ def run_cell(
     with tempfile.TemporaryDirectory(prefix="bananaos-cell-") as scratch:
         used = tools.Tools.of(tools_of(cell), Path(scratch))
         cell_file = Path(scratch) / "cell.json"
-        told = {key: cell[key] for key in TO_AGENT}
-        cell_file.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+        cell_file.write_text(json.dumps(for_agent(cell), indent=1, sort_keys=True) + "\n")
         done = boot(
             Machine(**cell["machine"]),
             seed=cell["seed"],
@@ -74,7 +67,7 @@ def run_cell(
             extra=used.qemu,
             binds=used.binds,
         )
-    if done.exit_code not in (0, INVALID):
+    if done.exit_code not in (0, AGENT_INVALID):
         raise agent_failed(done.exit_code, directory)
     return {"host_cpu_s": done.host_cpu_s, "host_wall_s": done.host_wall_s}
 

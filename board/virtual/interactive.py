@@ -21,8 +21,9 @@ import tty
 from collections.abc import Iterator
 from pathlib import Path
 
+from board.base import tail
 from board.boards import SshSettings
-from board.virtual.boot import ROOM, TAIL_LINES
+from board.virtual.boot import ROOM
 from board.virtual.machine import default_machine, interactive
 from toolchain.cache import exclusive
 from toolchain.command import run
@@ -181,11 +182,7 @@ class Interactive:
 
     def tail(self) -> str:
         """The console's last lines, indented for an error message."""
-        try:
-            lines = self.console_log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        except OSError:
-            lines = []
-        return "\n".join(f"  | {line}" for line in lines) or "  | (the console is empty)"
+        return tail(self.console_log, "the console is empty")
 
     # -- parts
 

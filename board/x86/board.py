@@ -18,7 +18,7 @@ from typing import Any
 
 import schemas
 from board.agent import system
-from board.base import RunFailed
+from board.base import AGENT_INVALID, RunFailed, for_agent, tail
 from board.models import model as model_file
 from board.times import cpu_seconds
 from board.x86.job import Engine, Job, TimedOut, container, files
@@ -31,12 +31,8 @@ from toolchain.rootfs import rootfs, tree_key
 
 ENGINES = ("docker", "podman", "none")
 SWITCHES = "switches"
-INVALID = 4
-"""The agent's exit code for an invalid run, whose files are all there."""
 CONDITIONS = REPO / "artifact" / "published" / "conditions.toml"
 SECTION = "3.7"
-TAIL_LINES = 12
-TO_AGENT = ("machine", "concurrency", "load", "server", "scheduling", "bystanders")
 
 # The agent's byte code is for the tree's Python; nothing can be written but /tmp and /results.
 SCRIPT = """
@@ -121,9 +117,8 @@ class ContainerBoard:
         with tempfile.TemporaryDirectory(prefix="bananaos-x86-") as scratch:
             # An engine's user need not be the one who may look into a temporary folder.
             Path(scratch).chmod(0o755)
-            told = {key: cell[key] for key in TO_AGENT}
             inputs = {
-                "/payload/cell.json": _written(Path(scratch) / "cell.json", told),
+                "/payload/cell.json": _written(Path(scratch) / "cell.json", for_agent(cell)),
                 "/payload/tools.json": _written(
                     Path(scratch) / "tools.json", _instruments(observes)
                 ),
@@ -151,7 +146,7 @@ class ContainerBoard:
         if ended.out_of_memory:
             limit = f"more than {job.memory_mib} MiB were wanted; the kernel killed a process"
             raise RunFailed("container-oom", f"{limit}\n{_tail(directory)}", facts)
-        if ended.exit_code not in (0, INVALID):
+        if ended.exit_code not in (0, AGENT_INVALID):
             detail = f"exit code {ended.exit_code}\n{_tail(directory)}"
             raise RunFailed("agent-failed", detail, facts)
         times = directory / "times"
@@ -282,7 +277,4 @@ def _written(path: Path, document: Any) -> Path:
 
 
 def _tail(directory: Path) -> str:
-    """The last lines of the console, indented."""
-    path = directory / "console.log"
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:]) or "  | (no output)"
+    return tail(directory / "console.log", "no output")
