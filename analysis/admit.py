@@ -28,8 +28,8 @@ from typing import Any
 import schemas
 from analysis.collect import CollectedRun, collected, in_order, read_index, treatment
 from schemas.record import RUNS, read_record
-from toolchain.command import run
-from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
+from toolchain.errors import InvalidData, UsageError
+from toolchain.git import git_output
 from toolchain.paths import REPO
 
 EXPERIMENTS = REPO / "artifact" / "experiments.toml"
@@ -253,7 +253,7 @@ def _other_commits(
     unknown = by_commit.pop(None, [])
     if unknown:
         notes.append(f"{len(unknown)} runs do not say by which commit they were made")
-    head = _git(["rev-parse", "HEAD"])
+    head = git_output(["rev-parse", "HEAD"])
     if head is None:
         if by_commit:
             notes.append("not a Git checkout: the commits of the runs were not compared with it")
@@ -261,8 +261,8 @@ def _other_commits(
     for commit, group in by_commit.items():
         if commit is None or commit == head:
             continue
-        known = _git(["cat-file", "-e", f"{commit}^{{commit}}"]) is not None
-        changed = _git(["diff", "--name-only", commit, head, "--", *DECIDES_A_RUN]) or ""
+        known = git_output(["cat-file", "-e", f"{commit}^{{commit}}"]) is not None
+        changed = git_output(["diff", "--name-only", commit, head, "--", *DECIDES_A_RUN]) or ""
         if known and not changed:
             continue
         first = changed.split("\n")[0]
@@ -279,14 +279,6 @@ def _other_commits(
             notes.append(f"{len(group)} runs are of another commit, {commit[:12]}: {why}")
         else:
             yield Refusal("another-commit", line, _ids(group))
-
-
-def _git(words: Sequence[str]) -> str | None:
-    try:
-        done = run(["git", "-C", str(REPO), *words], what="asking Git for a commit", check=False)
-    except EnvironmentUnfit:
-        return None  # no Git on this host
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _platforms(runs: Sequence[CollectedRun]) -> Iterator[Refusal]:
