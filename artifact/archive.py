@@ -2,9 +2,11 @@
 
 Promise: the same members give the same bytes, whoever packs them, when and where; every member but
 the manifest and its signature is named in MANIFEST.sha256 (in the form of sha256sum), and `check`
-wants exactly those, with those bytes, in an archive or in the folder it was unpacked to.
+wants exactly those, with those bytes, in an archive or in the folder it was unpacked to.  An
+archive is one file to its last byte: what another program might unpack after its end is refused.
 Limit: the manifest says that nothing changed since it was written; who wrote it, only a signature
-can say, and only to somebody who has the signer's public key from elsewhere.
+can say, and only to somebody who has the signer's public key from elsewhere.  In a folder what
+using it leaves there is not looked at, and is named.
 """
 
 import hashlib
@@ -12,10 +14,11 @@ import io
 import os
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import zstandard
 
@@ -33,6 +36,14 @@ _THREADS = 2
 _IN_USE = ("results", "report", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 """What using an unpacked bundle leaves at its top."""
 _COMPILED = "__pycache__"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `check` found in order: how many files, and what of a folder it did not look at."""
+
+    files: int
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,14 +101,15 @@ def write(path: Path, top: str, members: Iterable[Member], key: Path | None = No
     return digest
 
 
-def check(path: Path, signers: Path | None = None) -> int:
-    """Hold an archive, or the folder it was unpacked to, against its manifest; returns the files.
+def check(path: Path, signers: Path | None = None) -> Checked:
+    """Hold an archive, or the folder it was unpacked to, against its manifest.
 
     signers: an allowed-signers file of ssh-keygen; the signature must then be there and be good.
     Raises Differs naming all that is missing, changed or not in the manifest, InvalidData for what
     is no such archive.
     """
-    found, manifest, signature = _folder(path) if path.is_dir() else _archive(path)
+    skipped: Counter[str] = Counter()
+    found, manifest, signature = _folder(path, skipped) if path.is_dir() else _archive(path)
     if manifest is None:
         raise InvalidData(f"{path}: no {MANIFEST} in it: not a bundle, or not the whole of it")
     expected = _read_manifest(path, manifest)
@@ -112,7 +124,8 @@ def check(path: Path, signers: Path | None = None) -> int:
         raise Differs(f"{path}: {len(wrong)} of {len(expected)} files differ: {'; '.join(wrong)}")
     if signers is not None:
         _verify(path, manifest, signature, signers)
-    return len(expected)
+    several = (name if count == 1 else f"{count} {name}" for name, count in sorted(skipped.items()))
+    return Checked(len(expected), tuple(several))
 
 
 def _add(archive: tarfile.TarFile, top: str, member: Member) -> None:
@@ -134,21 +147,25 @@ def _archive(path: Path) -> tuple[dict[str, str], bytes | None, bytes | None]:
     kept: dict[str, bytes] = {}
     tops: set[str] = set()
     try:
-        with (
-            path.open("rb") as stream,
-            zstandard.ZstdDecompressor().stream_reader(stream) as unpacked,
-            tarfile.open(fileobj=unpacked, mode="r|") as archive,
-        ):
-            for info in archive:
-                top, _, name = info.name.partition("/")
-                content = archive.extractfile(info) if info.isfile() else None
-                if content is None or ".." in PurePosixPath(name).parts or not name:
-                    raise InvalidData(f"{path}: {info.name}: not a plain file below one folder")
-                tops.add(top)
-                if name in (MANIFEST, SIGNATURE):
-                    kept[name] = content.read()
-                else:
-                    found[name] = _digest(content)
+        with path.open("rb") as stream:
+            # Of a stream tarfile wants no more than read(); its annotation wants more.
+            unpacked: Any = _Unpacked(stream)
+            with tarfile.open(fileobj=unpacked, mode="r|") as archive:
+                for info in archive:
+                    top, _, name = info.name.partition("/")
+                    content = archive.extractfile(info) if info.isfile() else None
+                    if content is None or ".." in PurePosixPath(name).parts or not name:
+                        raise InvalidData(f"{path}: {info.name}: not a plain file below one folder")
+                    tops.add(top)
+                    if name in (MANIFEST, SIGNATURE):
+                        kept[name] = content.read()
+                    else:
+                        found[name] = _digest(content)
+                if unpacked.says_more(archive.offset):
+                    raise InvalidData(
+                        f"{path}: something stands after the end of the archive, which another "
+                        "program may unpack, expected nothing; fetch it anew"
+                    )
     except OSError as exc:
         raise cannot_read(path, exc) from exc
     except (zstandard.ZstdError, tarfile.TarError, EOFError) as exc:
@@ -158,6 +175,46 @@ def _archive(path: Path) -> tuple[dict[str, str], bytes | None, bytes | None]:
     return found, kept.get(MANIFEST), kept.get(SIGNATURE)
 
 
+class _Unpacked:
+    """The content of a file that is one zstd frame; knows what follows a place in it.
+
+    zstandard's own readers pass in silence over a frame that is cut off and over what follows one.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._ready = b""
+        self._last, self._before_bytes = b"", 0
+
+    def read(self, size_bytes: int) -> bytes:
+        """As many bytes, fewer only at the end; EOFError when the frame has none."""
+        parts = [self._ready]
+        have_bytes = len(self._ready)
+        while have_bytes < size_bytes and not self._frame.eof:
+            packed = self._stream.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
+            if not packed:
+                raise EOFError("it ends too early")
+            parts.append(self._frame.decompress(packed))
+            have_bytes += len(parts[-1])
+        whole = b"".join(parts)
+        block, self._ready = whole[:size_bytes], whole[size_bytes:]
+        if block:
+            self._before_bytes += len(self._last)
+            self._last = block
+        return block
+
+    def says_more(self, offset: int) -> bool:
+        """Whether there is anything but zeros from `offset`, which was read last, to the end."""
+        # tarfile reads records of twenty blocks: what follows the last one may have been read.
+        if any(self._last[offset - self._before_bytes :]):
+            return True
+        while block := self.read(1 << 20):
+            if block.count(0) != len(block):
+                return True
+        return bool(self._frame.unused_data or self._stream.read(1))
+
+
 def _digest(stream: IO[bytes]) -> str:
     digest = hashlib.sha256()
     while block := stream.read(1 << 20):
@@ -165,10 +222,10 @@ def _digest(stream: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _folder(path: Path) -> tuple[dict[str, str], bytes | None, bytes | None]:
+def _folder(path: Path, skipped: Counter[str]) -> tuple[dict[str, str], bytes | None, bytes | None]:
     found: dict[str, str] = {}
     try:
-        for file in _files(path):
+        for file in _files(path, skipped):
             name = str(file.relative_to(path))
             if file.is_symlink():  # whose bytes are those of some other file
                 found[name] = "none: a symbolic link"
@@ -186,11 +243,15 @@ def _folder(path: Path) -> tuple[dict[str, str], bytes | None, bytes | None]:
     return found, manifest, signature
 
 
-def _files(root: Path) -> Iterator[Path]:
-    """Every file but what using the folder leaves there; a link to a folder counts as a file."""
+def _files(root: Path, skipped: Counter[str]) -> Iterator[Path]:
+    """Every file but what using the folder leaves there, which is counted in `skipped`.
+
+    A link to a folder counts as a file.
+    """
     for where, directories, names in os.walk(root):
         directory = Path(where)
         left = (*_IN_USE, _COMPILED) if directory == root else (_COMPILED,)
+        skipped.update(name for name in directories if name in left)
         directories[:] = [name for name in directories if name not in left]
         links = [name for name in directories if (directory / name).is_symlink()]
         yield from (directory / name for name in (*names, *links))

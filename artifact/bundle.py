@@ -87,9 +87,14 @@ def check(path: Path, signers: Path | None) -> None:
     """`./inv bundle --check`: see archive.check; prints what held."""
     if not path.exists():
         raise UsageError(f"--check {path}: no such file or folder")
-    count = archive.check(path, signers)
+    if signers is not None and (signers.is_dir() or not signers.exists()):
+        raise UsageError(
+            f"--signers {signers}: no such file, expected an allowed-signers file of ssh-keygen"
+        )
+    checked = archive.check(path, signers)
     signed = "" if signers is None else "; signed by one of the signers"
-    print(f"{path}: {count} files as {archive.MANIFEST} says, no other{signed}")
+    skipped = f"; not looked at: {', '.join(checked.skipped)}" if checked.skipped else ""
+    print(f"{path}: {checked.files} files as {archive.MANIFEST} says, no other{signed}{skipped}")
 
 
 def _commit() -> str:

@@ -21,7 +21,7 @@ from toolchain_checkout import Checkout, Mirror, make_checkout, names, small_deb
 
 from analysis import analyze
 from artifact import archive, bundle
-from artifact.archive import MANIFEST, SIGNATURE, Member
+from artifact.archive import MANIFEST, SIGNATURE, Checked, Member
 from toolchain import bundled
 from toolchain.errors import Differs, EnvironmentUnfit, InvalidData, UsageError
 
@@ -82,15 +82,22 @@ def test_the_same_members_give_the_same_bytes(packed: Path, tmp_path: Path) -> N
     assert sha256 == SHA256(packed.read_bytes()).hexdigest()
 
 
-def test_what_is_whole_passes_packed_and_unpacked(packed: Path, tmp_path: Path) -> None:
-    assert archive.check(packed) == 3
+def test_what_is_whole_passes_packed_and_unpacked(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert archive.check(packed) == Checked(3)
     folder = unpack(packed, tmp_path)
-    assert archive.check(folder) == 3
+    assert archive.check(folder) == Checked(3)
     assert (folder / "inv").stat().st_mode & 0o777 == 0o755
-    for left in ("results/runs", ".venv/bin", "toolchain/__pycache__"):
+    for left in ("results/runs", ".venv/bin", "toolchain/__pycache__", "board/__pycache__"):
         (folder / left).mkdir(parents=True)
         (folder / left / "x").touch()
-    assert archive.check(folder) == 3, "what using it leaves there is no change"
+    assert archive.check(folder).files == 3, "what using it leaves there is no change"
+    bundle.check(packed, None)
+    bundle.check(folder, None)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("b.tar.zst: 3 files as MANIFEST.sha256 says, no other")
+    assert said[1].endswith("no other; not looked at: .venv, 2 __pycache__, results")
     done = subprocess.run(["sha256sum", "--quiet", "-c", MANIFEST], cwd=folder, check=False)
     assert done.returncode == 0, "coreutils alone can check it"
 
@@ -154,6 +161,58 @@ def test_what_is_no_bundle(packed: Path, damage: Callable[[bytes], bytes], words
         archive.check(packed)
 
 
+def other_tar() -> bytes:
+    """An archive as it may be put after another one: GNU tar -i unpacks both."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("top/evil"))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("frames", [1, 2], ids=["in its frame", "in a frame of its own"])
+@pytest.mark.parametrize(
+    "more",
+    [other_tar(), b"\0" * 20_000 + other_tar(), b"trailing\n"],
+    ids=["an archive", "an archive further behind", "a word"],
+)
+def test_what_stands_after_the_end_of_the_archive(packed: Path, more: bytes, frames: int) -> None:
+    first = zstandard.ZstdDecompressor().stream_reader(packed.read_bytes()).read()
+    contents = [first + more] if frames == 1 else [first, more]
+    packed.write_bytes(b"".join(map(zstandard.compress, contents)))
+    with pytest.raises(InvalidData, match=r"something stands after the end of the archive, .*anew"):
+        archive.check(packed)
+
+
+@pytest.mark.parametrize("more", [b"trailing\n", b"x", b"\0" * 4, zstandard.compress(b"x")[:5]])
+def test_what_stands_after_the_last_frame(packed: Path, more: bytes) -> None:
+    packed.write_bytes(packed.read_bytes() + more)
+    with pytest.raises(InvalidData, match="something stands after the end of the archive"):
+        archive.check(packed)
+
+
+def test_the_end_of_the_archive_is_where_its_first_empty_block_is(packed: Path) -> None:
+    """The reader has the whole record by then: what the rest of it says counts, too."""
+    first = zstandard.ZstdDecompressor().stream_reader(packed.read_bytes()).read()
+    end = len(first.rstrip(b"\0"))
+    end += -end % 512 + 1024
+    assert len(first) % tarfile.RECORDSIZE == 0
+    assert end + 4 <= len(first), "the record is not full: other members are needed here"
+    packed.write_bytes(zstandard.compress(first[:end] + b"evil" + first[end + 4 :]))
+    with pytest.raises(InvalidData, match="something stands after the end of the archive"):
+        archive.check(packed)
+    packed.write_bytes(zstandard.compress(first[: end - 1024] + b"half a header"))
+    with pytest.raises(InvalidData, match="something stands after the end of the archive"):
+        archive.check(packed)
+    packed.write_bytes(zstandard.compress(first + b"\0" * 50_000))
+    assert archive.check(packed) == Checked(3), "more padding says nothing"
+
+
+def test_an_archive_whose_last_byte_is_missing(packed: Path) -> None:
+    packed.write_bytes(packed.read_bytes()[:-1])
+    with pytest.raises(InvalidData, match=r"not a whole \.tar\.zst archive: it ends too early"):
+        archive.check(packed)
+
+
 def test_a_bundle_without_its_manifest(packed: Path) -> None:
     repack(packed, lambda info, old: None if info.name.endswith(MANIFEST) else old)
     with pytest.raises(InvalidData, match=f"no {MANIFEST} in it"):
@@ -202,7 +261,7 @@ def test_a_signature(tmp_path: Path, key: Path) -> None:
     signed, plain = tmp_path / "signed", tmp_path / "plain"
     archive.write(signed, "top", MEMBERS, key)
     archive.write(plain, "top", MEMBERS)
-    assert archive.check(signed, signers(key)) == 3
+    assert archive.check(signed, signers(key)) == Checked(3)
     with pytest.raises(Differs, match=f"{SIGNATURE} is missing: the bundle was not signed"):
         archive.check(plain, signers(key))
     other = b"0" * 64 + b"  inv\n"
@@ -256,6 +315,12 @@ def test_an_unpacked_bundle_makes_no_bundle(
 def test_what_to_check_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         bundle.check(tmp_path / "nothing", None)
+
+
+@pytest.mark.parametrize("name", ["nobody", "."])
+def test_signers_that_are_no_file(packed: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"--signers .*: no such file, expected an allowed-sign"):
+        bundle.check(packed, tmp_path / name)
 
 
 # --- what a committee reads first ----------------------------------------------------------------
