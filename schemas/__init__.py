@@ -25,7 +25,7 @@ from jsonschema.validators import extend
 from referencing import Registry, Resource
 
 from schemas.quick import Compiler
-from toolchain.errors import EnvironmentUnfit, InvalidData
+from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 
 _DIRECTORY = Path(__file__).resolve().parent
 _UNKNOWN_KEY = ("additionalProperties", "unevaluatedProperties", "propertyNames")
@@ -101,7 +101,8 @@ def write(path: Path, document: object, name: str) -> None:
     """Check `document` and write it as JSON: sorted keys, indent 1, a newline at the end.
 
     The file is replaced at once or not at all.  Raises InvalidData (the document is not as the
-    schema says: nothing is written) and EnvironmentUnfit (the disk is full, read-only, ...).
+    schema says: nothing is written), UsageError (`path` is a folder) and EnvironmentUnfit (the disk
+    is full, read-only, ...).
     """
     _check(document, name, str(path))
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False)
@@ -111,8 +112,10 @@ def write(path: Path, document: object, name: str) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Make `text` the content of `path` at once, or leave `path` as it was.
 
-    Raises EnvironmentUnfit when the file system refuses.
+    Raises UsageError for the name of a folder and EnvironmentUnfit when the file system refuses.
     """
+    if not path.name or path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder, expected the name of a file")
     # A number of its own per thread and process: two writers must not share a temporary file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_temporary_number)}")
     try:

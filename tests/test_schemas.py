@@ -18,7 +18,7 @@ import schemas
 from board.boards import BOARDS
 from board.cell import EXPERIMENTS, SERVER
 from schemas.quick import Compiler
-from toolchain.errors import EnvironmentUnfit, InvalidData
+from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.paths import REPO
 
 EXPECTED = {
@@ -243,6 +243,22 @@ def test_failing_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         schemas.write(path, {"schema_version": "1", "experiments": {}}, "results")
     assert path.read_text(encoding="utf-8") == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["index.json"]
+
+
+@pytest.mark.parametrize("name", [".", "", "/", "..", "folder"])
+def test_a_folder_is_no_file_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=r"^cannot write \S+: it is a folder, expected the name"):
+        schemas.write(Path(name), {"schema_version": "1", "experiments": {}}, "results")
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnfit, match=r"none/a.json: No such file or directory; .*again$"):
+        schemas.replace_text(tmp_path / "none" / "a.json", "")
 
 
 def test_file_size_limit_changes_nothing(tmp_path: Path) -> None:
