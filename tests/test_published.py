@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from analysis.published import BASELINE, COOPERATIVE, PUBLISHED, Published, read
-from toolchain.errors import InvalidData
+from toolchain.errors import InvalidData, UsageError
 
 BOARD = [(2, BASELINE), (2, COOPERATIVE), (4, BASELINE), (4, COOPERATIVE), (8, BASELINE)]
 BOARD.append((8, COOPERATIVE))
@@ -266,6 +266,17 @@ def test_missing_and_truncated_files_are_refused(file: str, tmp_path: Path) -> N
     (copy / file).unlink()
     with pytest.raises(InvalidData, match=rf"{re.escape(file)}: cannot be read"):
         read(copy)
+
+
+def test_a_folder_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    from analysis.audit.run import check
+
+    with pytest.raises(
+        UsageError, match=r"--tables .*none: no such folder, expected one with"
+    ) as e:
+        check(tmp_path / "out.json", tmp_path / "none", accept=False)
+    assert e.value.exit_code == 2
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_only_what_is_read_lies_there() -> None:

@@ -11,15 +11,21 @@ import schemas
 from analysis.audit.result import EXPECTED, as_expected, audit, read_expected
 from analysis.audit.show import show
 from analysis.published import PUBLISHED, read
-from toolchain.errors import Differs
+from toolchain.errors import Differs, UsageError
+from toolchain.paths import REPO
 
 
 def check(json_file: Path | None, tables: Path | None, accept: bool) -> None:
     """Audit the tables of a folder, print, and write the result where asked.
 
-    Raises InvalidData (a file is broken) and Differs (a verdict is not the expected one); with
-    `accept` the verdicts found become the expected ones instead.
+    Raises UsageError (no such folder), InvalidData (a file is broken) and Differs (a verdict is not
+    the expected one); with `accept` the verdicts found become the expected ones instead.
     """
+    if tables is not None and not tables.is_dir():
+        raise UsageError(
+            f"--tables {tables}: no such folder, expected one with the files of "
+            f"{PUBLISHED.relative_to(REPO)}"
+        )
     published = read(tables or PUBLISHED)
     expected = None if accept else read_expected()
     document = audit(published, expected)
