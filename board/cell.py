@@ -8,7 +8,6 @@ Limit: what goes into a cell's `machine` and `inputs` is the board's word.
 import functools
 import itertools
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +95,7 @@ class Definitions:
         """Read them; raises InvalidData when one is not as its schema says or refers to nothing."""
         content = schemas.read_toml(experiments, "experiments")
         flags = schemas.read_toml(server, "server")["flags"]
-        models = (*tomllib.loads(shapes.read_text(encoding="utf-8"))["shapes"], REAL_MODEL)
+        models = (*schemas.read_toml(shapes, "shapes")["shapes"], REAL_MODEL)
         definitions = cls(experiments, content, flags, models, Policies.read())
         definitions._check_references()
         return definitions

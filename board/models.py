@@ -15,6 +15,7 @@ from typing import Any
 
 from toolchain import cache
 from toolchain.command import run
+from toolchain.errors import InvalidData
 from toolchain.fetch import sha256_file
 from toolchain.paths import REPO
 from toolchain.sources import source, sources
@@ -33,13 +34,16 @@ def model(name: str) -> Path:
 
 
 def inputs(name: str) -> dict[str, Any]:
-    """Return everything that decides the model's bytes, as a JSON document."""
+    """Return everything that decides the model's bytes, as a JSON document.
+
+    Raises InvalidData when a file of the checkout that the model is made of cannot be read.
+    """
     pins = sources()
     if name in pins:
         return {"source": pins[name].sha256, "member": pins[name].member}
     return {
         "shape": name,
-        "files": {path.name: sha256_file(path) for path in (MAKER, *DATA)},
+        "files": {path.name: _sha256(path) for path in (MAKER, *DATA)},
         "libraries": {lib: importlib.metadata.version(lib) for lib in ("gguf", "numpy")},
     }
 
@@ -47,6 +51,13 @@ def inputs(name: str) -> dict[str, Any]:
 def make(name: str, out: Path) -> None:
     """Make the model's file in the directory `out`."""
     (_extract if name in sources() else _make)(name, out / FILE)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return sha256_file(path)
+    except OSError as exc:
+        raise InvalidData(f"{path}: cannot read: {exc.strerror}; restore it from git") from exc
 
 
 def _extract(name: str, out: Path) -> None:

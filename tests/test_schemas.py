@@ -16,14 +16,15 @@ from referencing import Registry, Resource
 
 import schemas
 from board.boards import BOARDS
-from board.cell import EXPERIMENTS, SERVER
+from board.cell import EXPERIMENTS, SERVER, SHAPES
+from board.virtual.machine import MACHINE
 from schemas.quick import Compiler
 from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 from toolchain.paths import REPO
 
 EXPECTED = {
-    "agent", "boards", "calibration", "cell", "environment", "experiments", "loadgen", "record",
-    "results", "server", "summary-row",
+    "agent", "boards", "calibration", "cell", "environment", "experiments", "loadgen", "machine",
+    "record", "results", "server", "shapes", "summary-row",
 }  # fmt: skip
 KEYWORDS = {
     "$defs", "$id", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const",
@@ -106,6 +107,8 @@ def test_own_files_pass() -> None:
     assert schemas.read_toml(BOARDS, "boards")["boards"]["virtual"]["platform"] == "virtual"
     assert schemas.read_toml(EXPERIMENTS, "experiments")["experiments"]["E0"]
     assert schemas.read_toml(SERVER, "server")["flags"]["--threads"] == "{threads}"
+    assert schemas.read_toml(SHAPES, "shapes")["shapes"]["banana-tiny"]["layers"] == 4
+    assert schemas.read_toml(MACHINE, "machine")["machine"]["harts"] == 8
 
 
 ENVIRONMENT: dict[str, Any] = {
