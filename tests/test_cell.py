@@ -9,7 +9,9 @@ import pytest
 from fake_board import EXPERIMENTS, FakeBoard, definitions
 
 import schemas
-from board.cell import Definitions, Overrides, Plan, plan_experiments, plan_run
+from board import models
+from board.cell import SHAPES, Definitions, Overrides, Plan, plan_experiments, plan_run
+from board.virtual import machine
 from schemas.record import cell_hash, run_id
 from toolchain.errors import ArtifactError, InvalidData, UsageError
 
@@ -289,3 +291,87 @@ def test_own_experiments_can_be_planned() -> None:
     shapes = {f"qwen-{size}-shape" for size in ("0.5b", "1.5b", "3b")}
     assert {p.cell["model"] for p in plans} == {"banana-tiny", "banana-small", "smollm2", *shapes}
     assert plan_run(own, Overrides(), FakeBoard()).hash == plans[0].hash
+
+
+# --- the files of the models and of the machine --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("layers = 4", "layer = 4", 'unknown key "layer" (did you mean "layers"?)'),
+        ("layers = 4\n", "", "at $.shapes['banana-tiny']: missing"),
+        ("layers = 4", "layers = 0", "$.shapes['banana-tiny'].layers: found 0"),
+        ("[shapes.banana-tiny]", "[shapes.Banana]", "Banana"),
+        ("[vocabulary]", "[vocabularies]", 'did you mean "vocabulary"?'),
+        ("[vocabulary]", "[vocabulary", "not the TOML of a shapes file"),
+    ],
+)
+def test_a_damaged_file_of_shapes_is_one_line(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_text(SHAPES.read_text().replace(old, new, 1))
+    with pytest.raises(InvalidData) as caught:
+        Definitions.read(shapes=shapes)
+    assert says in str(caught.value)
+    assert "shapes.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_the_models_that_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidData, match=r"shapes.toml: cannot be read: No such file"):
+        Definitions.read(shapes=tmp_path / "shapes.toml")
+    monkeypatch.setattr(models, "DATA", (tmp_path / "words.txt",))
+    with pytest.raises(InvalidData, match=r"words.txt: cannot read: .*; restore it from git"):
+        models.inputs("banana-tiny")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("memory_mib =", "memory_mb =", 'unknown key "memory_mb" (did you mean "memory_mib"?)'),
+        ("icount_shift = 3", "icount_shift = 11", "found 11: 11 is greater than the maximum of 10"),
+        ("harts = 8\n", "", 'at $.machine: missing "harts"'),
+        ("[limits]", "[limit]", 'unknown key "limit" (did you mean "limits"?)'),
+        ("burn_threads = [1, 2, 4, 8]", "burn_threads = [2, 4]", "1 must be among them"),
+        ("[machine]", "[machine", "not the TOML of a machine file"),
+    ],
+)
+def test_a_damaged_file_of_the_machine_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, says: str
+) -> None:
+    damaged = tmp_path / "machine.toml"
+    damaged.write_text(machine.MACHINE.read_text().replace(old, new, 1))
+    monkeypatch.setattr(machine, "MACHINE", damaged)
+    with pytest.raises(InvalidData) as caught:
+        machine.default_machine({"vlen_bits": 128})
+    assert says in str(caught.value)
+    assert "machine.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("icount_shift", 99, "the machine's icount_shift: found 99: 99 is greater than .* 10 "),
+        ("icount_shift", -1, "the machine's icount_shift: found -1: -1 is less than .* of 0 "),
+        ("quantum_us", -5, "the machine's quantum_us: found -5: -5 is less than .* of 1 "),
+        ("quantum_us", 0, "the machine's quantum_us: found 0: 0 is less than .* of 1 "),
+        ("quantum_us", 2**32, "the machine's quantum_us: found 4294967296: .* greater"),
+        ("parked_harts", -1, "the machine's parked_harts: found -1"),
+        ("memory_mib", 0, "the machine's memory_mib: found 0"),
+        ("vlen_bits", 64, "vlen_bits=64: expected one of 128, 256, 512, 1024"),
+        ("cpu", 1, "machine has no number 'cpu' to override"),
+    ],
+)
+def test_what_the_emulator_would_refuse_is_refused_before(name: str, value: int, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        machine.default_machine({name: value})
+
+
+def test_the_limits_of_the_machine_may_be_used() -> None:
+    for name, value in (("icount_shift", 0), ("icount_shift", 10), ("quantum_us", 2**32 - 1)):
+        assert machine.default_machine({name: value}).as_cell()[name] == value

@@ -6,13 +6,13 @@ Limit: that holds for deterministic(); interactive() is for looking at the board
 over SSH: all harts at once, in real time, never the same twice.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import UsageError
+import schemas
+from toolchain.errors import InvalidData, UsageError
 
 MACHINE = Path(__file__).with_name("machine.toml")
 PATIENT = "rcupdate.rcu_cpu_stall_timeout=300"
@@ -43,9 +43,10 @@ class Machine:
 def default_machine(overrides: Mapping[str, int] | None = None) -> Machine:
     """Return machine.toml's machine with integer fields overridden.
 
-    Raises UsageError for a field that may not be overridden or a VLEN that QEMU's CPU cannot have.
+    Raises UsageError for a field that may not be overridden and for a value that QEMU would refuse
+    (the ranges are those of machine.schema.json), InvalidData for a damaged machine.toml.
     """
-    data = tomllib.loads(MACHINE.read_text())
+    data = schemas.read_toml(MACHINE, "machine")
     for name, value in (overrides or {}).items():
         # Only numbers may be overridden: the CPU and the command line are part of what is tested.
         if not isinstance(data["machine"].get(name), int):
@@ -54,12 +55,18 @@ def default_machine(overrides: Mapping[str, int] | None = None) -> Machine:
         if allowed and value not in allowed:
             raise UsageError(f"{name}={value}: expected one of {', '.join(map(str, allowed))}")
         data["machine"][name] = value
+        try:
+            schemas.check(data, "machine")
+        except InvalidData as error:
+            # The file itself passed: what is wrong is the value.
+            why = str(error).removeprefix("machine: at $.machine.")
+            raise UsageError(f"the machine's {why}") from error
     return Machine(**data["machine"])
 
 
 def vlens() -> list[int]:
     """Return the VLENs, in bits, that the virtual board can have."""
-    return list(tomllib.loads(MACHINE.read_text())["limits"]["vlen_bits"])
+    return list(schemas.read_toml(MACHINE, "machine")["limits"]["vlen_bits"])
 
 
 def firmware_and_cpu(machine: Machine) -> list[str]:
