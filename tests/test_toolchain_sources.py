@@ -105,3 +105,22 @@ def test_a_source_distribution_needs_no_program_of_the_machine(
     monkeypatch.setenv("PIP_FIND_LINKS", os.fspath(index))
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     assert sources.source("q").read_bytes() == content
+
+
+def test_an_index_out_of_reach_is_one_line_with_a_next_step(
+    archive: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin({"version": '"1.0"', "kind": '"wheel"', "pool_path": None, "size_bytes": None})
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # discard: nobody listens
+    with pytest.raises(EnvironmentUnfit) as caught:
+        sources.source("q")
+    assert str(caught.value) == (
+        "download q 1.0 with pip: No matching distribution found for q==1.0: check the network or "
+        "pip's settings, then run the same command again to go on"
+    )
+    assert caught.value.exit_code == 3
+    assert names(fetch.downloads_dir()) == set()

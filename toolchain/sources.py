@@ -16,7 +16,7 @@ from pathlib import Path
 from toolchain import bundled, fetch, mirror
 from toolchain.cache import exclusive, remove_tree
 from toolchain.command import CommandFailed, run
-from toolchain.errors import InvalidData, UsageError, cannot_read, cannot_write
+from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError, cannot_read, cannot_write
 from toolchain.paths import REPO
 from toolchain.say import say
 from toolchain.tomlfile import read_toml
@@ -146,7 +146,13 @@ def _download(pin: Source, directory: Path) -> Path:
                 f"{pin.package} {pin.version}: the package index has other bytes than the pinned "
                 f"sha256 {pin.sha256}; name another index (pip config)"
             ) from exc
-        raise
+        said = re.findall(r"^  \| ERROR: (.+)$", str(exc), re.MULTILINE)
+        if not said:
+            raise  # not pip's own words: killed, no pip, a full disk
+        raise EnvironmentUnfit(
+            f"download {pin.package} {pin.version} with pip: {said[-1]}: check the network or "
+            "pip's settings, then run the same command again to go on"
+        ) from exc
     for candidate in directory.iterdir():
         if candidate.is_file() and fetch.sha256_file(candidate) == pin.sha256:
             return candidate
