@@ -540,7 +540,8 @@ def lock(_: Context, accept: bool = False) -> None:
 def appendix(_: Context, out: str = "report/appendix.pdf") -> None:
     """Typeset the artifact appendix, two pages, from the claims and experiments.
 
-    Exit codes: 0 done, 3 cannot be written, 4 the template or a data file is damaged.
+    Exit codes: 0 done, 2 usage, 3 cannot be written, 4 the template or a data file is damaged or
+    gone.
     """
     from artifact.appendix import appendix as room
 

@@ -15,7 +15,7 @@ import typst
 from analysis.claims import Claim, read_claims
 from artifact.typeset import to_typst
 from board.cell import Definitions
-from toolchain.errors import InvalidData, cannot_write
+from toolchain.errors import InvalidData, UsageError, cannot_write
 from toolchain.lock import read_lock
 from toolchain.paths import REPO
 from toolchain.rootfs import SOURCE_DATE_EPOCH
@@ -24,12 +24,16 @@ from toolchain.sources import sources
 CORES = 2
 """Of the machine that the times are told for."""
 TEMPLATE = REPO / "artifact" / "appendix.md"
+README = REPO / "README.md"
 _PLACE = re.compile(r"\{\{ (\w+) \}\}")
 _ODD = "## Odd but expected messages"
 
 
 def markdown() -> str:
-    """The appendix as Markdown; raises InvalidData for a template with an unknown place."""
+    """The appendix as Markdown.
+
+    Raises InvalidData for a template with an unknown place, and for a file that is damaged or gone.
+    """
     claims = read_claims()
     texts = {
         "n_board": str(sum(claim.platform == "board" for claim in claims.claims)),
@@ -46,14 +50,19 @@ def markdown() -> str:
             raise InvalidData(f"{TEMPLATE}: got {place[0]}, expected one of {', '.join(texts)}")
         return texts[place[1]]
 
-    return _PLACE.sub(fill, TEMPLATE.read_text(encoding="utf-8"))
+    return _PLACE.sub(fill, _text(TEMPLATE))
 
 
 def appendix(out: Path) -> None:
     """Write the PDF to `out` and the Markdown beside it; prints both names.
 
-    Raises InvalidData and EnvironmentUnfit (cannot be written).
+    Raises UsageError (`out` is no name of a PDF), InvalidData and EnvironmentUnfit (cannot be
+    written).
     """
+    if out.suffix != ".pdf":
+        raise UsageError(
+            f"--out {out}: expected a name that ends in .pdf; the Markdown goes beside it"
+        )
     text = markdown()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +90,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise InvalidData(f"{path}: cannot read: {exc.strerror}; restore it from git") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidData(f"{path}: not UTF-8 text: {exc.reason}; restore it from git") from exc
 
 
 def _version(package: str) -> str:
@@ -135,8 +153,7 @@ def _claims(claims: Iterable[Claim]) -> str:
 
 
 def _odd_messages() -> str:
-    text = (REPO / "README.md").read_text(encoding="utf-8")
-    _, found, after = text.partition(f"\n{_ODD}\n")
+    _, found, after = _text(README).partition(f"\n{_ODD}\n")
     if not found:
-        raise InvalidData(f"{REPO / 'README.md'}: no section {_ODD!r}, which the appendix repeats")
+        raise InvalidData(f"{README}: no section {_ODD!r}, which the appendix repeats")
     return after.partition("\n## ")[0].strip()

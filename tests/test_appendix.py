@@ -12,7 +12,7 @@ from analysis.claims import read_claims
 from artifact import appendix
 from artifact.typeset import to_typst
 from board.cell import Definitions
-from toolchain.errors import EnvironmentUnfit, InvalidData
+from toolchain.errors import EnvironmentUnfit, InvalidData, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,31 @@ def test_what_cannot_be_filled_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(appendix, "TEMPLATE", template)
     with pytest.raises(InvalidData, match=r"got \{\{ nothing \}\}, expected one of n_board"):
         appendix.markdown()
+
+
+@pytest.mark.parametrize("name", ["TEMPLATE", "README"])
+def test_a_text_that_is_gone_or_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(appendix, name, tmp_path / "x.md")
+    with pytest.raises(
+        InvalidData, match=r"x.md: cannot read: No such file.*; restore it from"
+    ) as e:
+        appendix.appendix(tmp_path / "a.pdf")
+    assert e.value.exit_code == 4
+    (tmp_path / "x.md").write_bytes(b"\xff")
+    with pytest.raises(InvalidData, match=r"x.md: not UTF-8 text: .*; restore it from git"):
+        appendix.appendix(tmp_path / "a.pdf")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.md"]
+
+
+@pytest.mark.parametrize("name", ["a.md", "a", ".pdf", "."])
+def test_a_name_of_no_pdf_is_refused(tmp_path: Path, name: str) -> None:
+    """Its Markdown would be written over it."""
+    with pytest.raises(UsageError, match=r"expected a name that ends in .pdf") as e:
+        appendix.appendix(tmp_path / name)
+    assert e.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_text_is_never_markup(tmp_path: Path) -> None:
