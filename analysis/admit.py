@@ -87,8 +87,8 @@ def admit(
 ) -> Admitted:
     """Read the results folders and take what fits together.
 
-    Raises UsageError (no such folder, or one named twice) and InvalidData (the first refusal,
-    unless `skip_invalid`; always for a folder without a readable index.json).
+    Raises UsageError (no such folder, one that is no results folder, or one named twice) and
+    InvalidData (the first refusal, unless `skip_invalid`; always for a damaged index.json).
     """
     _check_folders(folders)
     refused: list[Refusal] = []

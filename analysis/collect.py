@@ -23,7 +23,7 @@ from analysis.instruments import vstate_columns
 from board.boards import VARIABLE, board_tables
 from board.policies import Policies
 from schemas.record import comparable, read_records, split_run_id
-from toolchain.errors import InvalidData
+from toolchain.errors import InvalidData, UsageError
 
 SUMMARY = "summary.csv"
 INDEX = "index.json"
@@ -64,7 +64,15 @@ def collect(results: Path) -> list[CollectedRun]:
 
 
 def read_index(results: Path) -> Index:
-    """Which cells (hashes) each experiment consists of on each board; raises InvalidData."""
+    """Which cells (hashes) each experiment consists of on each board.
+
+    Raises UsageError for what is no results folder, InvalidData for one with a damaged index.
+    """
+    if not (results / INDEX).exists():
+        raise UsageError(
+            f"{results}: not a results folder (no {INDEX} in it); expected one of ./inv reproduce, "
+            "run or merge"
+        )
     index: Index = schemas.read(results / INDEX, "results")["experiments"]
     return index
 

@@ -1,17 +1,19 @@
 """`./inv merge`: the runs of several results folders in one, as after `reproduce --shard`.
 
-Promise: a run is copied with all its raw files once its record was checked; one that is there
-already is left as it is if it says the same, and if it does not, the merge stops before anything of
-that folder is copied: two machines disagree about a deterministic cell, and that is a result.
-Limit: copies; the folders that are read stay as they are.
+Promise: all folders are read and their records checked before anything is written; a run is copied
+with all its raw files; one that is there already is left as it is if it says the same, and if it
+does not, nothing is merged: two machines disagree about a deterministic cell, and that is a result.
+Limit: copies; the folders that are read stay as they are.  Raw files beside a record are copied as
+they are found.
 """
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.collect import INDEX, read_index
+from analysis.collect import Index, read_index
 from board.results import Results, disk_trouble
 from schemas.record import RUNS, comparable, read_records
 from toolchain.errors import Differs, InvalidData, UsageError
@@ -20,48 +22,83 @@ from toolchain.say import say
 _VIRTUAL = "virtual"
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A results folder, read: its index, and its records by run id."""
+
+    folder: Path
+    index: Index
+    records: Mapping[str, Mapping[str, Any]]
+
+
 def merge(sources: Sequence[Path], into: Path) -> None:
     """Copy the runs of `sources` to the results folder `into`, made if need be.
 
     Raises UsageError (a source that is none, or is `into`), InvalidData (a bad record), Differs
-    (the same run, told otherwise) and EnvironmentUnfit.
+    (the same run, told otherwise), all before anything is copied, and EnvironmentUnfit.
     """
     if not sources:
         raise UsageError("merge: got no folder, expected results folders: ./inv merge one two")
     for source in sources:
-        if not (source / INDEX).is_file():
-            raise UsageError(f"{source}: not a results folder (no {INDEX} in it)")
         if source.resolve() == into.resolve():
             raise UsageError(f"{source}: is the folder to merge into; name another with --results")
-    results = Results(into)
-    known = dict(results.records)
+    read = [_read(source) for source in sources]
+    there: dict[str, tuple[Path, Mapping[str, Any]]] = {}
+    for one in read:
+        _agree(one, there)
+        there = _placed(one.folder, one.records) | there
+    try:
+        results = Results(into)
+    except InvalidData as error:
+        raise InvalidData(
+            f"{error}; nothing was merged: name a new folder with --results"
+        ) from error
+    known = _placed(into, results.records)
+    for one in read:
+        _agree(one, known)
     with results.reproducing():
-        for source in sources:
-            records = {record["run_id"]: record for record in read_records(source)}
-            _agree(source, records, known)
-            new = records.keys() - known.keys()
+        for one in read:
+            new = one.records.keys() - known.keys()
             for run_id in sorted(new):
                 with disk_trouble(into):
-                    _copy(source / RUNS / run_id, into, run_id)
-            known |= {run_id: records[run_id] for run_id in new}
-            _remember(results, source)
-            say(f"merge: {source}: {len(new)} runs copied, {len(records) - len(new)} there before")
+                    _copy(one.folder / RUNS / run_id, into, run_id)
+            known = _placed(one.folder, one.records) | known
+            _remember(results, one.index)
+            old = len(one.records) - len(new)
+            say(f"merge: {one.folder}: {len(new)} runs copied, {old} there before")
     print(into)
 
 
-def _agree(source: Path, records: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for run_id in sorted(records.keys() & known.keys()):
-        mine, theirs = known[run_id], records[run_id]
+def _read(source: Path) -> _Source:
+    try:
+        index = read_index(source)
+        return _Source(source, index, {record["run_id"]: record for record in read_records(source)})
+    except InvalidData as error:
+        raise InvalidData(
+            f"{error}; nothing was merged: fetch {source} anew, or leave it out, then run the same "
+            "command again"
+        ) from error
+
+
+def _placed(
+    folder: Path, records: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[Path, Mapping[str, Any]]]:
+    return {run_id: (folder / RUNS / run_id, record) for run_id, record in records.items()}
+
+
+def _agree(one: _Source, there: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> None:
+    for run_id in sorted(one.records.keys() & there.keys()):
+        (place, mine), theirs = there[run_id], one.records[run_id]
         if comparable(mine) == comparable(theirs):
             continue
         if mine["cell"]["board"] == _VIRTUAL and mine["valid"] and theirs["valid"]:
             raise Differs(
-                f"{source / RUNS / run_id}: the same deterministic cell with other results than "
-                "the run that is there already: compare the two record.json"
+                f"{one.folder / RUNS / run_id}: the same deterministic cell with other results "
+                f"than {place}; nothing was merged: compare the two record.json"
             )
         raise InvalidData(
-            f"{source / RUNS / run_id}: another run with the same name is there already: "
-            "merge into a new folder"
+            f"{one.folder / RUNS / run_id}: another run than {place}, which has the same name; "
+            "nothing was merged: merge into a new folder, without one of the two"
         )
 
 
@@ -73,10 +110,10 @@ def _copy(run: Path, into: Path, run_id: str) -> None:
     partial.rename(into / RUNS / run_id)
 
 
-def _remember(results: Results, source: Path) -> None:
+def _remember(results: Results, index: Index) -> None:
     """Each experiment's cells are those of all folders together."""
     mine = read_index(results.root)
-    for experiment, boards in read_index(source).items():
+    for experiment, boards in index.items():
         for board, hashes in boards.items():
             before = mine.get(experiment, {}).get(board, [])
             results.remember(experiment, board, [*before, *hashes])

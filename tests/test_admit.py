@@ -285,9 +285,13 @@ def test_folders_that_are_none(results: Path, tmp_path: Path) -> None:
         admit([tmp_path / "nowhere"])
     with pytest.raises(UsageError, match="are one folder"):
         admit([results, results / ".." / "results"])
+    (results / "index.json").write_text("{")
+    for skip in (False, True):
+        with pytest.raises(InvalidData, match=r"index\.json: not the JSON of a results file"):
+            admit([results], skip_invalid=skip)
     (results / "index.json").unlink()
     for skip in (False, True):
-        with pytest.raises(InvalidData, match=r"index\.json: cannot be read"):
+        with pytest.raises(UsageError, match=r"not a results folder \(no index.json in it\); exp"):
             admit([results], skip_invalid=skip)
 
 

@@ -353,7 +353,7 @@ def test_what_is_no_results_folder_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
         list(bundle._report(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidData, match=r"index\.json"):
+    with pytest.raises(UsageError, match=r"not a results folder \(no index\.json in it\)"):
         list(bundle._report(tmp_path / "empty"))
 
 

@@ -69,12 +69,53 @@ def test_two_machines_that_disagree_are_found(known: Definitions, tmp_path: Path
     assert runs(tmp_path / "all") == before
 
 
-def test_a_damaged_record_stops_the_merge(known: Definitions, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["record.json", "index.json"])
+def test_a_damaged_folder_stops_the_merge_before_it_begins(
+    known: Definitions, tmp_path: Path, damaged: str
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(known, one, (1, 2))
+    run(known, two, (2, 2))
+    next(two.rglob(damaged)).write_text("{}")
+    with pytest.raises(InvalidData) as caught:
+        merge([one, two], tmp_path / "all")
+    assert f"two/{'' if damaged == 'index.json' else 'runs/'}" in str(caught.value)
+    assert "; nothing was merged: fetch " in str(caught.value)
+    assert caught.value.exit_code == 4
+    assert not (tmp_path / "all").exists()
+    run(known, tmp_path / "all", (1, 2))
+    before = runs(tmp_path / "all")
+    with pytest.raises(InvalidData, match="nothing was merged"):
+        merge([two, one], tmp_path / "all")
+    assert runs(tmp_path / "all") == before
+
+
+def test_a_damaged_folder_to_merge_into(known: Definitions, tmp_path: Path) -> None:
     run(known, tmp_path / "one")
-    next((tmp_path / "one" / "runs").glob("*/record.json")).write_text("{}")
-    with pytest.raises(InvalidData):
+    run(known, tmp_path / "all")
+    next((tmp_path / "all").rglob("record.json")).write_text("{}")
+    with pytest.raises(InvalidData, match="nothing was merged: name a new folder with --results"):
         merge([tmp_path / "one"], tmp_path / "all")
-    assert runs(tmp_path / "all") == set()
+
+
+def test_folders_that_disagree_with_each_other_are_not_merged(
+    known: Definitions, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(known, one)
+    run(known, two)
+    changed = sorted((two / "runs").glob("*/record.json"))[-1]
+    record = json.loads(changed.read_text())
+    record["loadgen"]["summary"]["output_tps"] += 1e-6
+    changed.write_text(json.dumps(record))
+    there = one / "runs" / changed.parent.name
+    with pytest.raises(Differs, match=f"other results than {there}; nothing was merged: compare"):
+        merge([one, two], tmp_path / "all")
+    record["valid"], record["invalid_reasons"] = False, ["server-died"]
+    changed.write_text(json.dumps(record))
+    with pytest.raises(InvalidData, match=f"another run than {there}, which has the same name; "):
+        merge([one, two], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
 
 
 def test_what_cannot_be_merged(known: Definitions, tmp_path: Path) -> None:
