@@ -1,7 +1,9 @@
 """`./inv board ACTION`: the emulated board's life, and ways to look at any board.
 
-Promise: an action that does not fit the board is refused with one line.
-Limit: up, down, console and log are for boards with emulator = true in boards.toml.
+Promise: an action that does not fit the board is refused with one line, and so ends a login that
+fails.
+Limit: up, down, console and log are for boards with emulator = true in boards.toml; a command over
+ssh that itself ends with exit code 255 is taken for a lost connection.
 """
 
 import shlex
@@ -15,7 +17,10 @@ ACTIONS: Sequence[str] = ("up", "down", "ssh", "console", "log", "shell")
 
 
 def act(action: str, board: str, *, model: str, command: str) -> int:
-    """Do it; returns the exit code.  Raises UsageError and EnvironmentUnfit."""
+    """Do it; returns the exit code, of ssh that of the command there.
+
+    Raises UsageError and EnvironmentUnfit (also when ssh itself failed: its reason stands above).
+    """
     # Imported late: each action needs its own part of the project.
     if action not in ACTIONS:
         raise UsageError(f"board {action!r}: expected one of {', '.join(ACTIONS)}")
@@ -27,7 +32,7 @@ def act(action: str, board: str, *, model: str, command: str) -> int:
 
     settings = ssh_settings(board)
     if action == "ssh":
-        from board.ssh.link import Link
+        from board.ssh.link import LOST, Link
 
         try:
             words = shlex.split(command)
@@ -36,7 +41,16 @@ def act(action: str, board: str, *, model: str, command: str) -> int:
                 f"--command {command!r}: {error}; expected words for a POSIX shell"
             ) from error
         with Link(settings) as link:
-            return link.interactive(words)
+            code = link.interactive(words)
+        if code == LOST:
+            advice = f"is it on, is the cable in? ./inv doctor --board {board} tells"
+            if settings.emulator:
+                advice = f"./inv board up --board {board} starts it"
+            raise EnvironmentUnfit(
+                f"board {board}: no connection to {settings.destination}, or it broke (ssh ended "
+                f"with exit code {LOST}): {advice}"
+            )
+        return code
     from board.virtual.interactive import Interactive
 
     emulated = Interactive(settings)

@@ -336,6 +336,24 @@ def test_words_that_are_none(own: Path) -> None:
         act("ssh", "mine", model="banana-tiny", command="it's")
 
 
+def test_a_login_that_fails_says_what_to_do(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(EnvironmentUnfit) as caught:
+        act("ssh", "mine", model="banana-tiny", command="true")
+    assert str(caught.value) == (
+        "board mine: no connection to orange@127.0.0.1, or it broke (ssh ended with exit code 255):"
+        " is it on, is the cable in? ./inv doctor --board mine tells"
+    )
+    assert caught.value.exit_code == 3
+    assert "Connection refused" in capfd.readouterr().err
+    monkeypatch.setattr(Link, "interactive", lambda *_: 255)
+    with pytest.raises(EnvironmentUnfit, match=r": ./inv board up --board virtual-ssh starts it$"):
+        act("ssh", "virtual-ssh", model="banana-tiny", command="")
+    monkeypatch.setattr(Link, "interactive", lambda *_: 7)
+    assert act("ssh", "mine", model="banana-tiny", command="exit 7") == 7
+
+
 def test_changes_of_another_boot_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
