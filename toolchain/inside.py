@@ -165,7 +165,12 @@ def _no_scratch(what: str, exc: OSError) -> EnvironmentUnfit:
 
 
 def use(name: str) -> None:
-    """Make `name` this process's driver, as BANANAOS_DRIVER does; "" changes nothing."""
+    """Make `name`, of --driver, this process's driver, as BANANAOS_DRIVER does; "" changes nothing.
+
+    Raises UsageError for a name that is none.
+    """
+    if name and name not in DRIVERS:
+        raise UsageError(f"--driver {name}: expected one of {', '.join(DRIVERS)}")
     if name:
         os.environ[VARIABLE] = name
         driver.cache_clear()
