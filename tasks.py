@@ -386,7 +386,8 @@ def board(
     """Bring the virtual board up or down, log in to a board, look at its console.
 
     up, down: the emulator with an SSH server; ssh: a shell on any board; console, log: the
-    emulator's serial line; shell: the deterministic board's userland on this terminal.
+    emulator's serial line; shell: the deterministic board's userland on this terminal.  Exit codes:
+    0 done, 2 usage, 3 unfit or out of reach; ssh and shell: else that of what ran there.
     """
     from board import actions
 
@@ -596,7 +597,11 @@ def bench(_: Context) -> None:
     },
 )
 def test(_: Context, all: bool = False, unit: bool = False, k: str = "") -> None:
-    """Run the tests: unit tests, then those that build and boot.  CI runs this."""
+    """Run the tests: unit tests, then those that build and boot.  CI runs this.
+
+    Exit codes: 0 all passed, 1 one failed or pytest itself did, 2 no test has such a name, 130
+    interrupted.
+    """
     import os
 
     import pytest
@@ -607,5 +612,9 @@ def test(_: Context, all: bool = False, unit: bool = False, k: str = "") -> None
     workers = ["-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile"]
     arguments = ["tests", *workers, "--durations=15", "-m", marks, *(["-k", k] if k else [])]
     code = pytest.main(arguments)
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise UsageError(f"test: no test is selected by -k {k!r}: expected a part of a test's name")
     if code:
-        raise Exit(code=int(code))
+        raise Exit(code=1)
