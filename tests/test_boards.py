@@ -115,6 +115,11 @@ def test_a_board_that_does_not_answer_is_one_line(own: Path) -> None:
     assert " lost " in log and log.endswith("s ask hello\n")
 
 
+def test_a_board_out_of_reach_is_told_first(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with opened("mine"):
+        assert "board mine: no connection to orange@127.0.0.1 port 1" in capfd.readouterr().err
+
+
 def test_no_consent_no_change(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="nothing was done: pass --yes"):
         require_consent("f3", ["mount debugfs"], yes=False)

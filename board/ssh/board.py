@@ -60,6 +60,10 @@ class SshBoard:
 
     def __enter__(self) -> "SshBoard":
         self._session.__enter__()
+        try:
+            self._session.hello()
+        except LinkLost as error:  # told before half an hour of builds; it may be back by then
+            say(f"{error}; without it only what has run before can be judged")
         return self
 
     def __exit__(
