@@ -216,16 +216,18 @@ def x86_compare(
         "quantum": "round-robin quantum in virtual microseconds",
     },
 )
-def calibrate(_: Context, json: str = "", vlen: int = 0, shift: int = 0, quantum: int = 0) -> None:
+def calibrate(
+    _: Context, json: str = "", vlen: str = "", shift: str = "", quantum: str = ""
+) -> None:
     """Show whether the virtual board is a parallel machine; measured once for each machine.
 
     Exit codes: 0 it is, 4 it is not (runs on it would be invalid).
     """
     from board.virtual.calibrate import calibration, show
-    from board.virtual.machine import default_machine
+    from board.virtual.machine import default_machine, typed
 
     asked = {"vlen_bits": vlen, "icount_shift": shift, "quantum_us": quantum}
-    machine = default_machine({name: value for name, value in asked.items() if value})
+    machine = default_machine(typed(asked))
     show(calibration(machine), Path(json) if json else None)
 
 
@@ -614,7 +616,7 @@ def test(_: Context, all: bool = False, unit: bool = False, k: str = "") -> None
     code = pytest.main(arguments)
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+    if code in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
         raise UsageError(f"test: no test is selected by -k {k!r}: expected a part of a test's name")
     if code:
         raise Exit(code=1)

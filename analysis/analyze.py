@@ -52,6 +52,8 @@ def analyze(
     Raises Differs when a verdict is not the expected one, after all is written; UsageError,
     EnvironmentUnfit and InvalidData before.
     """
+    if json_file is not None:
+        schemas.require_file_name(json_file)
     if not folders and DEFAULT_RESULTS.is_dir():
         folders = [DEFAULT_RESULTS]
     analysis = analysed(folders, skip_invalid=skip_invalid, any_commit=any_commit)

@@ -109,13 +109,18 @@ def write(path: Path, document: object, name: str) -> None:
     replace_text(path, text + "\n")
 
 
+def require_file_name(path: Path) -> None:
+    """Raise UsageError when `path` is a folder's."""
+    if not path.name or path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder, expected the name of a file")
+
+
 def replace_text(path: Path, text: str) -> None:
     """Make `text` the content of `path` at once, or leave `path` as it was.
 
     Raises UsageError for the name of a folder and EnvironmentUnfit when the file system refuses.
     """
-    if not path.name or path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder, expected the name of a file")
+    require_file_name(path)
     # A number of its own per thread and process: two writers must not share a temporary file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_temporary_number)}")
     try:

@@ -11,6 +11,8 @@ import pytest
 from toolchain import inside
 from toolchain.cli import main
 
+NO_TEST = "error: test: no test is selected by -k 'zz': expected a part of a test's name\n"
+
 
 def test_a_driver_that_is_none(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -31,12 +33,8 @@ def test_a_driver_that_is_none(
         (pytest.ExitCode.TESTS_FAILED, 1, ""),
         (pytest.ExitCode.INTERRUPTED, 130, "interrupted\n"),
         (pytest.ExitCode.INTERNAL_ERROR, 1, ""),
-        (pytest.ExitCode.USAGE_ERROR, 1, ""),
-        (
-            pytest.ExitCode.NO_TESTS_COLLECTED,
-            2,
-            "error: test: no test is selected by -k 'zz': expected a part of a test's name\n",
-        ),
+        (pytest.ExitCode.USAGE_ERROR, 2, NO_TEST),
+        (pytest.ExitCode.NO_TESTS_COLLECTED, 2, NO_TEST),
     ],
 )
 def test_how_the_tests_ended(
@@ -61,6 +59,9 @@ def test_how_the_tests_ended(
         (["--shift=-1"], "the machine's icount_shift: found -1: -1 is less than the minimum of 0"),
         (["--quantum=-5"], "the machine's quantum_us: found -5: -5 is less than the minimum of 1"),
         (["--vlen", "64"], "vlen_bits=64: expected one of 128, 256, 512, 1024"),
+        (["--vlen", "0"], "vlen_bits=0: expected one of 128, 256, 512, 1024"),
+        (["--quantum", "0"], "the machine's quantum_us: found 0: 0 is less than the minimum of 1"),
+        (["--shift", "3x"], "the machine's icount_shift: got '3x', expected an integer"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused_before_anything_is_built(
@@ -82,22 +83,23 @@ def test_a_machine_that_cannot_be_is_refused_before_anything_is_built(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--json", "."], 2, "cannot write .: it is a folder, expected the name of a file"),
-        (["--json", "none/a.json"], 3, "cannot write none/a.json: No such file or directory; "),
-        (["--tables", "none"], 2, "--tables none: no such folder, expected one with the files of "),
+        ("check-published --json .", 2, "cannot write .: it is a folder, expected the name of a "),
+        ("check-published --json no/a", 3, "cannot write no/a: No such file or directory; "),
+        ("check-published --tables none", 2, "--tables none: no such folder, expected one with "),
+        ("analyze --json .", 2, "cannot write .: it is a folder, expected the name of a file"),
     ],
 )
 def test_folders_that_do_not_fit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    words: list[str],
+    words: str,
     code: int,
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(["check-published", *words])
+        main(words.split())
     assert ended.value.code == code
     out, err = capfd.readouterr()
     assert err.startswith(f"error: {says}") and err.count("\n") == 1

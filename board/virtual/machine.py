@@ -64,6 +64,14 @@ def default_machine(overrides: Mapping[str, int] | None = None) -> Machine:
     return Machine(**data["machine"])
 
 
+def typed(options: Mapping[str, str]) -> dict[str, int]:
+    """The numbers that were typed for fields of the machine; "" is none.  Raises UsageError."""
+    for name, text in options.items():
+        if text and not text.removeprefix("-").isdecimal():
+            raise UsageError(f"the machine's {name}: got {text!r}, expected an integer")
+    return {name: int(text) for name, text in options.items() if text}
+
+
 def vlens() -> list[int]:
     """Return the VLENs, in bits, that the virtual board can have."""
     return list(schemas.read_toml(MACHINE, "machine")["limits"]["vlen_bits"])
