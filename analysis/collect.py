@@ -9,7 +9,6 @@ looked at one by one: whether they fit together is for analysis/admit.py.
 
 import csv
 import functools
-import hashlib
 import io
 import json
 import os
@@ -22,7 +21,7 @@ import schemas
 from analysis.instruments import vstate_columns
 from board.boards import VARIABLE, board_tables
 from board.policies import Policies
-from schemas.record import comparable, read_records, split_run_id
+from schemas.record import fingerprint, read_records, split_run_id
 from toolchain.errors import InvalidData, UsageError
 
 SUMMARY = "summary.csv"
@@ -139,7 +138,7 @@ def collected(record: Mapping[str, Any], index: Index) -> CollectedRun:
         times_ms=tuple(
             request[key] for request in measured for key in ("t_send_ms", "ttft_ms", "e2e_ms")
         ),
-        fingerprint=hashlib.sha256(comparable(record)).hexdigest(),
+        fingerprint=fingerprint(record),
     )
 
 

@@ -2,7 +2,8 @@
 
 Promise: a run is looked up by its cell's hash, which covers kernel, server, model, agent, machine
 and load; equal means the whole record but for its environment, to the last digit.  A cell that is
-not in the file has other inputs: nothing is expected of it, so it cannot differ.
+not in the file has other inputs: nothing is expected of it, so it cannot differ.  A cell whose run
+came to its end and is invalid, and is so for everybody, stands there with the reasons.
 Limit: what is accepted is what one machine saw; that a second one sees the same is the point.
 """
 
@@ -44,6 +45,8 @@ def compare(runs: Iterable[CollectedRun]) -> Compared:
     equal, unknown, differing = 0, 0, []
     for run in _judged(runs):
         expected = cells.get(run.cell_hash)
+        if not run.row["valid"] and "invalid_reasons" not in (expected or {}):
+            continue  # that it is invalid says it all
         if expected is None:
             unknown += 1
         elif expected["record_sha256"] == run.fingerprint:
@@ -69,16 +72,28 @@ def remember(runs: Iterable[CollectedRun]) -> Sequence[str]:
             "what": _what(run, [name for name, _ in before]),
             "record_sha256": run.fingerprint,
             "figures": _figures(run),
+            **({} if run.row["valid"] else {"invalid_reasons": run.record["invalid_reasons"]}),
         }
     schemas.write(EXPECTED, {"schema_version": "1", "cells": cells}, _SCHEMA)
-    return [f"{_what(run)}: {run.fingerprint}" for run in judged]
+    return [
+        f"{_what(run)}: {run.fingerprint}"
+        + ("" if run.row["valid"] else f" INVALID: {run.row['invalid_reasons']}")
+        for run in judged
+    ]
+
+
+def invalid_for_everybody(cell_hash: str, fingerprint: str) -> bool:
+    """Whether the cell's run is expected to be invalid, and to be exactly this one."""
+    cell = schemas.read(EXPECTED, _SCHEMA)["cells"].get(cell_hash, {})
+    return "invalid_reasons" in cell and bool(cell["record_sha256"] == fingerprint)
 
 
 def _judged(runs: Iterable[CollectedRun]) -> list[CollectedRun]:
-    """The first valid run of each cell on the virtual board."""
+    """Of each cell of the virtual board the first valid run, else the first that came to an end."""
     first: dict[str, CollectedRun] = {}
-    for run in runs:
-        if run.row["valid"] and run.row["platform"] == _PLATFORM:
+    for run in sorted(runs, key=lambda run: not run.row["valid"]):
+        at_its_end = run.record["platform"] is not None and run.row["requests_ok"] is not None
+        if run.row["platform"] == _PLATFORM and (run.row["valid"] or at_its_end):
             first.setdefault(run.cell_hash, run)
     return list(first.values())
 

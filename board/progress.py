@@ -79,10 +79,11 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def skipped(self, key: str, run: str, what: str) -> None:
-        """The cell needs no run: `run` is valid."""
+    def skipped(self, key: str, run: str, what: str, *, valid: bool = True) -> None:
+        """The cell needs no run: `run` is valid, or invalid for everybody."""
+        why = "a valid run is there" if valid else "its run is invalid for everybody"
         with self._lock:
-            line = self._event("SKIP", key, f"{run} {what}", "a valid run is there")
+            line = self._event("SKIP", key, f"{run} {what}", why)
         self.console.print(line)
 
     def started(self, key: str, run: str, what: str) -> None:

@@ -25,7 +25,7 @@ from board.cost import Costs
 from board.execute import Outcome, execute
 from board.progress import Progress
 from board.results import Results
-from schemas.record import RECORD
+from schemas.record import RECORD, fingerprint
 from toolchain.command import Cancelled, interrupt_sets, interrupt_stops_all
 from toolchain.errors import Differs, InvalidData, UsageError
 from toolchain.say import say
@@ -136,14 +136,14 @@ def _shard(plans: Sequence[Plan], k: int, n: int) -> list[Plan]:
 
 
 def _run_missing(board: Board, plans: Sequence[Plan], results: Results, jobs: int) -> None:
-    """Run the plans that have no valid run.
+    """Run the plans that have no valid run, but those whose run is invalid for everybody.
 
     Side by side the longest first, so that no job idles at the end; on a board that runs one after
     the other in interleaved order, so that what changes over the hours changes for all policies.
     """
     costs = Costs(results.records.values())
     distinct = list({plan.hash: plan for plan in plans}.values())
-    done = {plan.hash: results.valid_record(plan.cell) for plan in distinct}
+    done = {plan.hash: _settled(results, plan) for plan in distinct}
     missing = [plan for plan in distinct if done[plan.hash] is None]
     if board.parallel:
         missing.sort(key=costs.cpu_s, reverse=True)
@@ -160,8 +160,21 @@ def _run_missing(board: Board, plans: Sequence[Plan], results: Results, jobs: in
     with Progress(len(distinct), jobs, expected_s) as progress:
         for plan in distinct:
             if record := done[plan.hash]:
-                progress.skipped(plan.hash, record["run_id"], plan.what)
+                progress.skipped(plan.hash, record["run_id"], plan.what, valid=record["valid"])
         _execute_all(board, missing, results, progress, jobs=jobs)
+
+
+def _settled(results: Results, plan: Plan) -> Mapping[str, Any] | None:
+    """A valid record of the cell, or the invalid one that everybody gets."""
+    return results.valid_record(plan.cell) or next(
+        (
+            record
+            for record in results.records.values()
+            if record["cell"] == plan.cell
+            and expected_runs.invalid_for_everybody(plan.hash, fingerprint(record))
+        ),
+        None,
+    )
 
 
 def interleaved(plans: Sequence[Plan]) -> list[Plan]:
@@ -223,8 +236,16 @@ def _conclude(root: Path, plans: Sequence[Plan], accept: bool) -> int:
         if plan.expect_text is not None and (run := valid.get(plan.hash)) is not None
     ]
     print_table(runs, expectations)
+    bad = {
+        run.cell_hash: run.row["invalid_reasons"]
+        for run in asked
+        if expected_runs.invalid_for_everybody(run.cell_hash, run.fingerprint)
+    }
     differs = not _as_expected(asked, accept)
-    without = [plan for plan in plans if plan.hash not in valid]
+    for plan in plans:
+        if plan.hash in bad:
+            say(f"{plan.what}: invalid, as for everybody: {bad[plan.hash]}")
+    without = [plan for plan in plans if plan.hash not in valid and plan.hash not in bad]
     unmet = [expectation for expectation in expectations if not expectation.met]
     for plan in without:
         say(f"no valid run of {plan.what}; the same command tries it again")

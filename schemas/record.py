@@ -80,6 +80,11 @@ def comparable(record: Mapping[str, Any]) -> bytes:
     return schemas.canonical(kept)
 
 
+def fingerprint(record: Mapping[str, Any]) -> str:
+    """SHA-256 of what two runs of one cell on the virtual board share."""
+    return hashlib.sha256(comparable(record)).hexdigest()
+
+
 def window_switches(server: Mapping[str, Any] | None) -> dict[int, tuple[int, int]]:
     """Return per thread how often it was switched out in the window, (voluntarily, not), by /proc.
 

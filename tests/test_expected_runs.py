@@ -1,6 +1,7 @@
 """What everybody is to get: equal, different, unknown, accepted.  On a scripted board."""
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import synthetic
-from fake_board import FakeBoard, definitions
+from fake_board import FakeBoard, definitions, good
 
 from analysis import expected_runs
 from board.cell import Definitions, Overrides
@@ -144,6 +145,41 @@ def test_a_run_by_itself_is_held_against_the_file_too(
     assert str(tmp_path / "three" / "runs") in said
     run_one(FakeBoard(), Overrides(seed="9"), tmp_path / "four", definitions=known)
     assert "runs.json" not in capsys.readouterr().err
+
+
+def test_a_cell_that_is_invalid_for_everybody_is_no_failure(
+    expected: Path, known: Definitions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def frozen_late(
+        cell: Mapping[str, Any], directory: Path, cancel: threading.Event
+    ) -> dict[str, Any]:
+        facts = good(cell, directory, cancel)
+        if cell["seed"] == 2:
+            path = directory / "agent.json"
+            agent = json.loads(path.read_text()) | {"invalid_reasons": ["freezer-failed"]}
+            path.write_text(json.dumps(agent))
+        return facts
+
+    def again(results: str, *, accept: bool = False) -> int:
+        place = tmp_path / results
+        board = FakeBoard(frozen_late)
+        return reproduce([], board, place, 2, False, accept=accept, definitions=known)
+
+    assert again("one") == 4  # nobody expects it yet
+    assert again("one", accept=True) == 4
+    said = capsys.readouterr().out
+    assert " INVALID: freezer-failed\n" in said and said.count("expected from now on: ") == 3
+    assert again("two") == 0
+    seen = capsys.readouterr()
+    assert "runs.json: 3 of 3 equal, bit for bit" in seen.out
+    assert "seed=2: invalid, as for everybody: freezer-failed" in seen.err
+    assert again("two") == 0  # and it is not run again
+    assert "its run is invalid for everybody" in capsys.readouterr().err
+    content = json.loads(expected.read_text())
+    (bad,) = (cell for cell in content["cells"].values() if "invalid_reasons" in cell)
+    bad["record_sha256"] = "0" * 64  # of another invalid run
+    expected.write_text(json.dumps(content))
+    assert again("three") == 4
 
 
 def test_a_damaged_file_is_named(expected: Path, known: Definitions, tmp_path: Path) -> None:
