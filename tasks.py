@@ -225,10 +225,13 @@ def calibrate(
     """
     from board.virtual.calibrate import calibration, show
     from board.virtual.machine import default_machine, typed
+    from toolchain.command import interrupt_stops_all
 
     asked = {"vlen_bits": vlen, "icount_shift": shift, "quantum_us": quantum}
     machine = default_machine(typed(asked))
-    show(calibration(machine), Path(json) if json else None)
+    with interrupt_stops_all():
+        document = calibration(machine)
+    show(document, Path(json) if json else None)
 
 
 @task(
