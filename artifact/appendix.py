@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typst
 
+import schemas
 from analysis.claims import Claim, read_claims
 from artifact.typeset import to_typst
 from board.cell import Definitions
@@ -50,7 +51,7 @@ def markdown() -> str:
             raise InvalidData(f"{TEMPLATE}: got {place[0]}, expected one of {', '.join(texts)}")
         return texts[place[1]]
 
-    return _PLACE.sub(fill, _text(TEMPLATE))
+    return _PLACE.sub(fill, schemas.read_text(TEMPLATE))
 
 
 def appendix(out: Path) -> None:
@@ -90,15 +91,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise InvalidData(f"{path}: cannot read: {exc.strerror}; restore it from git") from exc
-    except UnicodeDecodeError as exc:
-        raise InvalidData(f"{path}: not UTF-8 text: {exc.reason}; restore it from git") from exc
 
 
 def _version(package: str) -> str:
@@ -153,7 +145,7 @@ def _claims(claims: Iterable[Claim]) -> str:
 
 
 def _odd_messages() -> str:
-    _, found, after = _text(README).partition(f"\n{_ODD}\n")
+    _, found, after = schemas.read_text(README).partition(f"\n{_ODD}\n")
     if not found:
         raise InvalidData(f"{README}: no section {_ODD!r}, which the appendix repeats")
     return after.partition("\n## ")[0].strip()

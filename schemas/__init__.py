@@ -75,7 +75,7 @@ def read(path: Path, name: str) -> Any:
 
     Raises InvalidData (missing, unreadable, not JSON, not as the schema says) and OtherVersion.
     """
-    text = _read_text(path)
+    text = read_text(path)
     try:
         document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
@@ -88,7 +88,7 @@ def read(path: Path, name: str) -> Any:
 
 def read_toml(path: Path, name: str) -> Any:
     """Read a TOML file and check it against the schema called `name`; raises like `read`."""
-    text = _read_text(path)
+    text = read_text(path)
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -264,7 +264,8 @@ def _refuse_constant(word: str) -> Any:
     raise ValueError(f"found {word}, expected a finite number")
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file of this project; raises InvalidData when there is none to read."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -88,13 +88,11 @@ def test_a_text_that_is_gone_or_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(appendix, name, tmp_path / "x.md")
-    with pytest.raises(
-        InvalidData, match=r"x.md: cannot read: No such file.*; restore it from"
-    ) as e:
+    with pytest.raises(InvalidData, match=r"x.md: cannot be read: No such file") as e:
         appendix.appendix(tmp_path / "a.pdf")
     assert e.value.exit_code == 4
     (tmp_path / "x.md").write_bytes(b"\xff")
-    with pytest.raises(InvalidData, match=r"x.md: not UTF-8 text: .*; restore it from git"):
+    with pytest.raises(InvalidData, match=r"x.md: not UTF-8 text: "):
         appendix.appendix(tmp_path / "a.pdf")
     assert [path.name for path in tmp_path.iterdir()] == ["x.md"]
 
