@@ -323,6 +323,21 @@ def test_what_a_command_leaves_in_its_group_ends_with_it(tmp_path: Path) -> None
     assert not _runs(int((tmp_path / "background").read_text()))
 
 
+def test_a_killed_group_is_gone_though_its_leader_ends_before_the_others(tmp_path: Path) -> None:
+    """Half a GiB to give back makes the other process's end take long enough to be seen."""
+    large = "import pathlib, time; held = b'x' * (512 << 20); pathlib.Path('held').touch(); "
+    words = [sys.executable, "-c", large + "time.sleep(3600)"]
+    script = f"{shlex.join(words)} & echo $! >member; wait"
+    with subprocess.Popen(["sh", "-c", script], cwd=tmp_path, start_new_session=True) as leader:
+        assert _wait_for((tmp_path / "held").exists)
+        member = int((tmp_path / "member").read_text())
+        assert _runs(member)
+        command.kill_group(leader.pid)
+        assert not _runs(member) and not _runs(leader.pid)
+    assert leader.returncode == -signal.SIGKILL
+    command.kill_group(leader.pid)  # nobody's by now
+
+
 def _start_python(directory: Path) -> "subprocess.Popen[str]":
     program = (
         "from pathlib import Path; from toolchain import command\n"

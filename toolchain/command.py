@@ -256,7 +256,7 @@ def _supervise(
             raise
         finally:
             # The leader is not reaped yet, so its group number cannot have been given away.
-            _kill(child.pid)
+            kill_group(child.pid)
             returncode = child.wait()
         return _Ending(returncode, reason)
 
@@ -281,14 +281,19 @@ def _is_cancelled(cancel: threading.Event | None) -> bool:
 
 
 def _terminate(group: int) -> None:
-    """Ask the group to end and give it the grace; what remains is for _kill()."""
+    """Ask the group to end and give it the grace; what remains is for kill_group()."""
     _signal(group, signal.SIGTERM)
     _await_end(group)
 
 
-def _kill(group: int) -> None:
-    """Kill what is left of the group, and wait: its files may be removed by the caller next."""
-    _signal(group, signal.SIGKILL)
+def kill_group(group: int) -> None:
+    """Kill what is left of a process group, and wait: its files may be removed by the caller next.
+
+    The leader, if it is a child of this process, is left to be reaped: until then nobody else gets
+    its number.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        _signal(group, signal.SIGKILL)
     _await_end(group)
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import socket
 import sys
 import termios
@@ -26,7 +25,7 @@ from board.boards import SshSettings
 from board.virtual.boot import ROOM
 from board.virtual.machine import default_machine, interactive
 from toolchain.cache import exclusive
-from toolchain.command import run
+from toolchain.command import kill_group, run
 from toolchain.errors import EnvironmentUnfit, UsageError, cannot_write
 from toolchain.inside import entering
 from toolchain.recipe import build
@@ -301,9 +300,8 @@ class Interactive:
             os.close(directory)
 
     def _kill(self, pid: int) -> None:
-        """Kill the session's processes; unshare's --kill-child ends what is in the namespace."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        """Kill the session's processes, all of which are in one group, and wait for their end."""
+        kill_group(pid)
         with contextlib.suppress(ChildProcessError):  # started by another process
             os.waitpid(pid, 0)
         (self._run / "pid").unlink(missing_ok=True)
