@@ -22,13 +22,13 @@ CLAIMS = REPO / "artifact" / "claims.toml"
 
 @dataclass(frozen=True)
 class Cell:
-    """Which runs: those of one policy, concurrency, model and VLEN; None leaves it open.
+    """Which runs: those of one policy, concurrency, model and VLEN (None leaves it open).
 
     scope: of the policies that have one.  Policies as they are, with nothing beside the server.
     """
 
     policy: str
-    concurrency: int | None
+    concurrency: int
     model: str
     vlen_bits: int | None
     scope: str
@@ -37,9 +37,7 @@ class Cell:
     def label(self) -> str:
         """The cell in a few words."""
         words = [self.policy, *([self.scope] if self.policy in with_scheduler() else [])]
-        words.append(self.model)
-        if self.concurrency is not None:
-            words.append(f"c={self.concurrency}")
+        words += [self.model, f"c={self.concurrency}"]
         if self.vlen_bits is not None:
             words.append(f"VLEN {self.vlen_bits}")
         return " ".join(words)
@@ -256,8 +254,9 @@ def _exact(contrast: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[Po
     for point in contrast["points"]:
         bits, divisor = point["vlen_bits"], point["divisor"]
         label = f"VLEN {bits}" if divisor == 1 else f"VLEN {bits}, over {divisor:g} B"
-        cell = Cell(contrast["policy"], None, rules["models"][0], bits, rules["scope"])
-        yield Point(label, ((1.0, cell),), divisor, point["value"])
+        for c in contrast["concurrencies"]:
+            cell = Cell(contrast["policy"], c, rules["models"][0], bits, rules["scope"])
+            yield Point(f"{label}, c={c}", ((1.0, cell),), divisor, point["value"])
 
 
 _KINDS = {

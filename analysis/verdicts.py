@@ -184,7 +184,7 @@ def _is_of(run: CollectedRun, cell: Cell) -> bool:
         and row["scope"] in (None, cell.scope)
         and row["variant"] is None
         and row["bystanders"] == 0
-        and cell.concurrency in (None, row["concurrency"])
+        and row["concurrency"] == cell.concurrency
         and (cell.vlen_bits is None or row["vlen_bits"] == cell.vlen_bits)
     )
 

@@ -1,5 +1,6 @@
 """Claims to verdicts: every word and reason, the file's faults, and how often a word is wrong."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,15 +168,16 @@ def test_a_repeat_of_a_cell_counts_once() -> None:
 
 def bytes_per_save(wrong: float | None = None) -> list[CollectedRun]:
     runs = []
-    for vlen in (128, 256, 512, 1024):
-        cell = synthetic.cell("baseline", 2, 1)
+    # As E3 has them: the same seeds at every concurrency.
+    for vlen, c, seed in itertools.product((128, 256, 512, 1024), (2, 4, 8), (1, 2)):
+        cell = synthetic.cell("baseline", c, seed)
         cell["machine"] = {**cell["machine"], "vlen_bits": vlen}
         record = synthetic.record(cell)
         index = {"E3": {"virtual": [record["run_id"].split("-")[0]]}}
         from analysis.collect import collected
 
         run = collected(record, index)
-        value = wrong if wrong is not None and vlen == 512 else 32 * vlen / 8
+        value = wrong if wrong is not None and (vlen, c, seed) == (512, 8, 2) else 32 * vlen / 8
         runs.append(replace(run, row={**run.row, "bytes_per_save": value}))
     return runs
 
@@ -186,10 +188,10 @@ def test_exact_claims() -> None:
     assert found["V/state-size-ratios"].word == "DIRECTION-SHOWN"
     found = verdicts(bytes_per_save(2049))
     assert found["V/bytes-per-save"].word == "DIRECTION-OPPOSED"
-    assert "expected 2048, found 2049" in found["V/bytes-per-save"].reason
+    assert "VLEN 512, c=8: expected 2048, found 2049" in found["V/bytes-per-save"].reason
     found = verdicts([run for run in bytes_per_save() if run.row["vlen_bits"] != 512])
     assert found["V/bytes-per-save"].word == "NOT-RUN"
-    assert "VLEN 512" in found["V/bytes-per-save"].reason
+    assert "c=2 VLEN 512" in found["V/bytes-per-save"].reason
 
 
 # ---------------------------------------------------------------------------- how often it errs
