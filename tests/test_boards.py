@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -30,6 +31,10 @@ from board.ssh.session import Patience
 from board.virtual.interactive import Interactive
 from toolchain.command import Cancelled
 from toolchain.errors import ArtifactError, EnvironmentUnfit, InvalidData, UsageError
+
+needs_ssh = pytest.mark.skipif(
+    shutil.which("ssh") is None, reason="no ssh here: apt-get install openssh-client"
+)
 
 OWN = """
 schema_version = "1"
@@ -103,6 +108,7 @@ def test_boards_that_cannot_be_used_so_are_refused(own: Path) -> None:
         opened("mine")
 
 
+@needs_ssh
 def test_a_board_that_does_not_answer_is_one_line(own: Path) -> None:
     with Link(ssh_settings("mine")) as link:
         with pytest.raises(
@@ -115,6 +121,7 @@ def test_a_board_that_does_not_answer_is_one_line(own: Path) -> None:
     assert " lost " in log and log.endswith("s ask hello\n")
 
 
+@needs_ssh
 def test_a_board_out_of_reach_is_told_first(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with opened("mine"):
         assert "board mine: no connection to orange@127.0.0.1 port 1" in capfd.readouterr().err
@@ -341,6 +348,7 @@ def test_words_that_are_none(own: Path) -> None:
         act("ssh", "mine", model="banana-tiny", command="it's")
 
 
+@needs_ssh
 def test_a_login_that_fails_says_what_to_do(
     own: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

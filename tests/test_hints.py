@@ -6,6 +6,7 @@ Limit: what llama-server computes is not here: that its tokens are announced is 
 of the policy `cooperative`.
 """
 
+import difflib
 import os
 import re
 import subprocess
@@ -17,7 +18,6 @@ import pytest
 import schemas
 from board.virtual.boot import boot
 from board.virtual.machine import default_machine
-from toolchain.command import run
 from toolchain.inside import run_inside
 from toolchain.recipe import build
 from toolchain.sources import source
@@ -190,10 +190,8 @@ def test_the_patch_fits_the_pin(tmp_path: Path, pinned: Path) -> None:
     assert added == 5
     assert (pinned.parent / "server-vstate.cpp").is_file()
     # What was not added is as it was.
-    run(
-        ["patch", "-R", "-s", "-p1", "-i", LLAMA / "server-vstate.patch"], what="undo", cwd=tmp_path
-    )
-    assert pinned.read_text() == before
+    lines = difflib.ndiff(before.splitlines(), pinned.read_text().splitlines())
+    assert {line[:2] for line in lines} == {"  ", "+ "}
 
 
 def test_a_moved_pin_is_named(tmp_path: Path, pinned: Path) -> None:

@@ -263,12 +263,14 @@ def test_interrupt_is_130(used: Checkout, way: str) -> None:
     assert (process.returncode, stderr) == (130, "interrupted\n")
 
 
-def test_a_reader_that_is_gone_is_no_traceback(used: Checkout) -> None:
-    """As in `./inv --list | head -1`."""
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_is_gone_is_no_traceback(used: Checkout, unbuffered: str) -> None:
+    """As in `./inv --list | head -1`, whether it shows at the first line or at the end."""
     read, write = os.pipe()
     os.close(read)
     command = [str(used.root / "inv"), "--list"]
-    done = subprocess.run(command, env=used.env, stdout=write, stderr=subprocess.PIPE, text=True)
+    env = {**used.env, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, env=env, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 

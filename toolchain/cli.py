@@ -205,8 +205,10 @@ def main(arguments: list[str]) -> None:
     """Run the verbs in `arguments` as ./inv does; ends with sys.exit()."""
     program = Program(name="bananaOS", binary=_INV, version=f"with invoke {invoke.__version__}")
     try:
-        program.run([_INV, *arguments])
-        sys.stdout.flush()
+        try:
+            program.run([_INV, *arguments])
+        finally:  # run() may end with sys.exit(), too; left to Python, a failure would be its words
+            sys.stdout.flush()
     except BrokenPipeError:  # of `./inv --list | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_PIPE_CLOSED)
