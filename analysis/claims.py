@@ -22,7 +22,7 @@ CLAIMS = REPO / "artifact" / "claims.toml"
 
 @dataclass(frozen=True)
 class Cell:
-    """Which runs: those of one policy, concurrency, model and VLEN (None leaves it open).
+    """Which runs: those of one policy, concurrency, model and VLEN; a VLEN of None is any.
 
     scope: of the policies that have one.  Policies as they are, with nothing beside the server.
     """
